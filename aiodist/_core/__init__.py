@@ -5,20 +5,20 @@ group is doomed, a snapshot of the ledger is analysed, and the analysis is rende
 only the standard library. The modules, each importing only from those above it:
 
 - `wire`: values as JSON and back, by their types.
-- `terms`: Location, Reason, ReplicaState: what reports name.
+- `terms`: Location, Reason, ReplicaState: the terms of reports.
 - `report`: CollectiveReport and its parts, as users see them.
 - `errors`: the errors that carry reports, and the others that users catch.
-- `call`: Call, Post and Place: what a replica asks for, and from where; compare, difference, fingerprint.
+- `call`: Call, Post and Place: a replica's request, and its place; compare, difference, fingerprint.
 - `callers`: CallerOrder: finds replicas that reached a call through the same callers in another order.
-- `text`: ids, counts and places as a person reads them.
-- `waitgraph`: stuck(): the nodes that wait for ever; shortest_cycle().
+- `text`: ids, counts and places as text.
+- `waitgraph`: stuck(): the nodes that will never continue; shortest_cycle().
 - `source`: the program's source around calls.
 - `snapshot`: what every replica called and where it is, frozen; merge.
 - `divergence`: two histories aligned: skipped, added, swapped, left the loop.
-- `trouble`: Picture, Collective: a snapshot's open collectives, who is missing, the majority, how the others diverged.
-- `render`: the report as text: partitions, source lines, hints.
+- `trouble`: SnapshotIndex, Collective: a snapshot's open collectives, the missing, the majority, the divergence.
+- `render`: the report as text: partitions, source lines, advice.
 - `analysis`: analyse(snapshot) -> report.
 - `ledger`: Ledger, Group, Member, Slot: the state machine.
 - `recorder`: the last collectives of every replica, readable at any time.
-- `instrument`: the observer protocol on which tracing and checking stand.
+- `instrument`: the observer protocol for tracing and checking.
 """

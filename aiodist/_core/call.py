@@ -1,12 +1,12 @@
-"""Calls and call sites: what a replica asks for, and from where, as plain data that is cheap to compare.
+"""Calls and call sites: what a replica requests, and from where, as plain data that is cheap to compare.
 
-A `Call` says what one collective asks for. It holds only strings, numbers and tuples, no arrays, types or code of the
+A `Call` describes the request for one collective in strings, numbers and tuples, without arrays, types or code of the
 program, so it can be compared between processes and written as JSON. Calls are cached (the same value requested in the
 same way gives the same object), so equal calls are usually identical.
 
-A call site is kept as the caller's code object and instruction offset, which costs 0.1 µs. It becomes a `Place` only
-when two of them are not identical, or when a report is written. Two call sites are the same place when file, line and
-column agree: a line of a ``finally`` block has several offsets, and a module loaded twice has two code objects.
+A call site is stored as the caller's code object and instruction offset, which costs 0.1 µs. It becomes a `Place` only
+when two call sites are not identical, or for a report. Two call sites are the same place when file, line and column
+agree: a line of a ``finally`` block has several offsets, and a module loaded twice has two code objects.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import enum
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import islice
 from types import CodeType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from aiodist._core.terms import Location, Reason
 from aiodist._core.wire import File
@@ -26,10 +27,10 @@ LEAF: Final = "\x00"
 """Stands for each leaf in `Call.structure`."""
 
 ON_A_GPU: Final = " on a GPU"
-"""The end of the word in `Call.arrays` for an array that lies on a GPU."""
+"""The suffix in `Call.arrays` of an array on a GPU."""
 
 MESSAGE: Final = "send_recv"
-"""The kind of a collective of two: one sends, the other receives."""
+"""The kind of a collective of two members, of which one sends and the other receives."""
 
 _LONGEST_VALUE = 100
 
@@ -72,29 +73,15 @@ class Place(NamedTuple):
         return Location(self.file, self.line, self.function)
 
 
-Site: TypeAlias = tuple[Any, int]
-"""A caller's code object and the offset in bytes of the instruction in it; or a `Place` and 0."""
-
-_places: dict[tuple[str, CodeType, int], Place] = {}
-
-
 def place(code: CodeType | Place, offset: int) -> Place:
     """Return the place of the instruction at ``offset`` (in bytes, like ``frame.f_lasti``)."""
-    if isinstance(code, Place):
-        return code
-    key = (code.co_filename, code, offset)  # code objects of two files can be equal
-    found = _places.get(key)
-    if found is None:
-        found = _places[key] = _find_place(code, offset)
-    return found
+    return code if isinstance(code, Place) else _place(code.co_filename, code, offset)
 
 
-def _find_place(code: CodeType, offset: int) -> Place:
-    function = code.co_qualname.rpartition(".<locals>.")[2]
-    for index, (line, _, column, _) in enumerate(code.co_positions()):
-        if index == offset // 2:
-            return Place(code.co_filename, line or code.co_firstlineno, column, function)
-    return Place(code.co_filename, code.co_firstlineno, None, function)
+@cache
+def _place(file: str, code: CodeType, offset: int) -> Place:  # code objects of two files can be equal
+    line, _, column, _ = next(islice(code.co_positions(), offset // 2, None), (None, None, None, None))
+    return Place(file, line or code.co_firstlineno, column, code.co_qualname.rpartition(".<locals>.")[2])
 
 
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120  (quicker to import)
@@ -112,7 +99,7 @@ def is_of_the_program(file: str) -> bool:
 
 
 class Function(NamedTuple):
-    """A merge function, with name and place for texts; two are the same if the digests of their code are equal."""
+    """A merge function, with name and place for reports; two are the same if the digests of their code are equal."""
 
     name: str
     file: File
@@ -122,7 +109,7 @@ class Function(NamedTuple):
 
 def code_digest(code: CodeType) -> str:
     """Return a digest of some code. Equal code has equal digests in all processes that run the same Python."""
-    from hashlib import blake2b  # for several workers alone
+    from hashlib import blake2b  # seldom needed
 
     found = blake2b(code.co_code, digest_size=12)
     for constant in code.co_consts:
@@ -133,42 +120,28 @@ def code_digest(code: CodeType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a collective asks for: everything that must agree on every replica, except the call site.
+    """The request for a collective: everything that must agree on every replica, except the call site.
 
-    Attributes:
-        kind: ``all_reduce``, ``barrier`` and so on.
-        op: the reduce op's name, e.g. ``SUM``; None where there is none.
-        axis: the axis of each leaf (of an all_to_all, its two axes), counted from the front; None where there is none.
-        source: the id of the replica whose value counts (the root, where a kind has one); None where there is none.
-        function: the merge function; None where there is none.
-        members: the ids in a group that the call makes; None if it makes none.
-        subject: the number of the variable that the call is about; None if it is about none.
-        name: stands in for the call site.
-        structure: the nest as text, with `LEAF` for every leaf; None for a single leaf, and where there is no value.
-        paths: the key path of every leaf, e.g. ``['w'][0]``.
-        shapes: of every leaf; None stands for a size that is not compared.
-        dtypes: of every leaf, by name in native byte order; for a Python number its type.
-        arrays: what each leaf is: ``array`` (of NumPy), ``scalar`` (of NumPy), ``number`` (of Python), ``slices``
-            (`IndexedSlices`), or the name of a framework, with `ON_A_GPU` behind it where it lies there.
-        arguments: of a merge function: how many are positional, and the names of the others; None where there is none.
-        role: what this side of it is called, where sides differ, e.g. ``send(dst=1)``; not compared.
+    Fields that do not apply to a kind are None or empty.
     """
 
-    kind: str
-    op: str | None = None
-    axis: tuple[Any, ...] | None = None
-    source: int | None = None
-    function: Function | None = None
-    members: tuple[int, ...] | None = None
-    subject: str | None = None
-    name: str | None = None
-    structure: str | None = None
-    paths: tuple[str, ...] = ()
-    shapes: tuple[tuple[int | None, ...], ...] | None = None
-    dtypes: tuple[str, ...] = ()
+    kind: str  # `all_reduce`, `barrier` and so on
+    op: str | None = None  # the reduce op's name, e.g. `SUM`
+    axis: tuple[Any, ...] | None = None  # of each leaf (of an all_to_all, its two axes), counted from the front
+    source: int | None = None  # the root: the id of the replica whose value counts
+    function: Function | None = None  # the merge function
+    members: tuple[int, ...] | None = None  # the ids in a group that the call makes
+    subject: str | None = None  # the variable that the call is about
+    name: str | None = None  # stands in for the call site
+    structure: str | None = None  # the nest as text, with `LEAF` for every leaf; None for a single leaf
+    paths: tuple[str, ...] = ()  # the key path of every leaf, e.g. `['w'][0]`
+    shapes: tuple[tuple[int | None, ...], ...] | None = None  # of every leaf; a size that is None is not compared
+    dtypes: tuple[str, ...] = ()  # of every leaf, by name in native byte order; for a Python number its type
+    # The type of every leaf: `array` or `scalar` (of NumPy), `number` (of Python), `slices` (`IndexedSlices`), or the
+    # name of a framework, with the suffix `ON_A_GPU` for an array on a GPU.
     arrays: tuple[str, ...] = ()
-    arguments: tuple[int, tuple[str, ...]] | None = None
-    role: str = field(default="", compare=False)
+    arguments: tuple[int, tuple[str, ...]] | None = None  # of a merge function: how many positional ones, and the names
+    role: str = field(default="", compare=False)  # the name of this side if sides differ, e.g. `send(dst=1)`
 
     @property
     def leaves(self) -> list[tuple[tuple[int | None, ...], str, str]]:
@@ -177,16 +150,14 @@ class Call:
 
     def __str__(self) -> str:
         """Return kind and arguments as a person reads them: ``all_reduce(SUM, float32[3])``."""
-        shown = [self.op] if self.op is not None else []
-        if self.shapes is not None:
-            shown.append(self._value_text())
-        shown += self._detail_texts()
-        if self.name is not None:
-            shown.append(f"name={self.name!r}")
-        kind, _, own = (self.role or self.kind).partition("(")
-        return f"{kind}({', '.join([*shown, *filter(None, [own.removesuffix(')')])])})"
+        kind, _, arguments = (self.role or self.kind).partition("(")
+        name = "" if self.name is None else f"name={self.name!r}"
+        parts = (self.op, self._value_text(), self._detail_text(), name, arguments.removesuffix(")"))
+        return f"{kind}({', '.join(filter(None, parts))})"
 
     def _value_text(self) -> str:
+        if self.shapes is None:
+            return ""
         texts = [leaf_text(*leaf) for leaf in self.leaves]
         if self.structure is None:
             return texts[0]
@@ -194,25 +165,26 @@ class Call:
         text = "".join([part for pair in zip(between, [*texts, ""], strict=True) for part in pair])
         return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 2]} … ({len(texts)} leaves)"
 
-    def _detail_texts(self) -> list[str]:
+    def _detail_text(self) -> str:
         if self.source is not None:
-            return [f"source={self.source}"]
+            return f"source={self.source}"
         if self.function is not None:
-            return [self.function.name]
+            return self.function.name
         if self.members is not None:
-            return [str(list(self.members))]
+            return str(list(self.members))
         if self.axis is None:
-            return []
-        alike = len(set(self.axis)) == 1
-        if alike and isinstance(self.axis[0], tuple):
-            return [f"split_axis={self.axis[0][0]}, concat_axis={self.axis[0][1]}"]
-        return [f"axis={self.axis[0] if alike else self.axis}"]
+            return ""
+        same = len(set(self.axis)) == 1
+        if same and isinstance(self.axis[0], tuple):
+            return f"split_axis={self.axis[0][0]}, concat_axis={self.axis[0][1]}"
+        return f"axis={self.axis[0] if same else self.axis}"
 
 
 def leaf_text(shape: tuple[int | None, ...], dtype: str, array: str) -> str:
-    """Return a leaf as ``float32[3]``; a Python number as ``float``; a NumPy scalar as ``np.float32``.
+    """Return a leaf as text.
 
-    Rows of a whole of that shape are ``IndexedSlices(float32[1000, 16])``, a PyTorch tensor is ``torch.float32[3]``.
+    A NumPy array is ``float32[3]``, a NumPy scalar ``np.float32``, a Python number ``float``, a PyTorch tensor
+    ``torch.float32[3]``; `IndexedSlices` are ``IndexedSlices(float32[1000, 16])``, with their dense shape.
     """
     if array == "number":
         return dtype
@@ -227,7 +199,7 @@ def leaf_text(shape: tuple[int | None, ...], dtype: str, array: str) -> str:
 
 
 class Post(NamedTuple):
-    """A collective that one replica has issued: what it asks for, its call site and, if recorded, its callers'."""
+    """A collective that one replica has issued: the call, its call site and, if recorded, those of its callers."""
 
     call: Call
     path: tuple[Place, ...]
@@ -248,7 +220,7 @@ def compare(a: Call, b: Call) -> Reason | None:  # noqa: C901, PLR0911  (one ret
         return Reason.NAME
     if a.op != b.op:
         return Reason.REDUCE_OP
-    if a.axis != b.axis and _ranks(a) == _ranks(b):  # else the axes were counted from the end of other shapes
+    if a.axis != b.axis and _ndims(a) == _ndims(b):  # otherwise a negative axis differs with the shape
         return Reason.AXIS
     if a.source != b.source:
         return Reason.SOURCE
@@ -265,7 +237,7 @@ def compare(a: Call, b: Call) -> Reason | None:  # noqa: C901, PLR0911  (one ret
     return Reason.DEVICE
 
 
-def _ranks(call: Call) -> list[int]:
+def _ndims(call: Call) -> list[int]:
     return [len(shape) for shape in call.shapes or ()]
 
 
@@ -273,7 +245,7 @@ _DTYPES_OF_NUMBERS = {"int": "int64", "float": "float64", "complex": "complex128
 
 
 def _dtypes(call: Call) -> list[str]:
-    """Return the dtypes, with Python's numbers as the dtypes that NumPy gives them."""
+    """Return the dtypes; for Python's numbers, those that NumPy gives them."""
     return [_DTYPES_OF_NUMBERS.get(dtype, dtype) for dtype in call.dtypes]
 
 
@@ -292,13 +264,13 @@ def fingerprint(order_check: OrderCheck, post: Post) -> Hashable:
     return post.call, tuple(site[:3] for site in sites)
 
 
-def path_of(sites: Iterable[Site]) -> tuple[Place, ...]:
-    """Return the places of some call sites."""
+def path_of(sites: Iterable[tuple[Any, int]]) -> tuple[Place, ...]:
+    """Return the places of call sites, each a code object and an offset, or a `Place` and 0."""
     return tuple(place(code, offset) for code, offset in sites)
 
 
 def digest(order_check: OrderCheck, posts: Sequence[Post]) -> bytes:
-    """Return a digest of 16 bytes, equal for equal fingerprints of some posts, also in other processes."""
+    """Return a digest of 16 bytes, which is equal in all processes if the fingerprints of the posts are equal."""
     from hashlib import blake2b
 
     found = blake2b(digest_size=16)

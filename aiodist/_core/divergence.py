@@ -2,9 +2,9 @@
 
 All made the same calls before the collective in trouble, so only later calls can differ. Usually each replica has made
 one, in which it waits. If calls overlap there are more, and these show what was skipped, added or swapped. If not, the
-common calls before often repeat (a training loop): what followed the last time shows which of the two sides left the
-pattern. Otherwise the program's source may show that one call is in a branch on the way to the other. The report does
-not call the last two certain.
+calls before often repeat (a training loop): what followed the last time shows which of the two sides left the pattern.
+Otherwise the program's source may show that one call is in a branch on the way to the other. The report does not call
+the last two certain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiodist._core.text import clause, count, ids_briefly, place, shortened, upp
 
 _MOST_LINES = 8
 _MOST_BREAKS = 4
-_MOST_WAYS = 4
+_MOST_CALLERS = 4
 _LONGEST_CALL = 60
 
 
@@ -29,19 +29,18 @@ class Side:
     """One of the two sides that are compared, with its first replica's calls from the one in trouble on."""
 
     replicas: tuple[int, ...]
-    calls: Sequence[CallRecord]  # empty when it has ended
-    keys: Sequence[Hashable]  # the calls as values that are equal where the calls mean the same
-    path: tuple[Location, ...]  # from its function down to its call, or to where it returned
-    handles: str  # the exception that it is handling; empty where there is none
+    calls: Sequence[CallRecord]  # empty if it has ended
+    keys: Sequence[Hashable]  # of the calls, equal if they mean the same
+    path: tuple[Location, ...]  # from its function down to its call, or to the place where it returned
+    handles: str  # the exception that it is handling; empty if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The calls that all made before, as far as they are kept, newest last."""
+    """The known calls that all made before, newest last."""
 
     calls: Sequence[CallRecord]
     keys: Sequence[Hashable]
-    whole: bool  # no older ones were dropped
 
 
 def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Divergence | None:
@@ -53,14 +52,15 @@ def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Diverg
         return _left_loop(past, usual, odd)
     found = (
         _by_calls(usual, odd)
-        or _handling(usual, odd)
+        or _by_exception(usual, odd)
         or _left_loop(past, usual, odd)
         or _by_rounds(past, usual, odd)
         or _by_source(usual, odd)
     )
     if tie and found is not None and found.kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED):
-        sides = found.replicas, found.others
-        one, other = sides[::-1] if found.kind is DivergenceKind.SKIPPED else sides
+        one, other = found.replicas, found.others
+        if found.kind is DivergenceKind.SKIPPED:
+            one, other = other, one
         only = f"{upper(clause(one, 'makes'))} {_listed(found.calls)}, which {clause(other, 'does')} not make here."
         return replace(found, text=only)
     return found
@@ -76,7 +76,7 @@ def _kind_at(call: CallRecord) -> str:
 
 
 def _skipped(
-    usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool, how: str = "", then: str
+    usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool, how: str = "", then: str = ""
 ) -> Divergence:
     first, last, others = calls[0].sequence_number, calls[-1].sequence_number, ids_briefly(usual.replicas)
     what = f"{_kind_at(calls[0])}, which {others} made as #{first}"
@@ -86,11 +86,11 @@ def _skipped(
     return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
-def _goes_on(odd: Side, skipped: Sequence[CallRecord], *, or_swapped: bool) -> str:
+def _next_call(odd: Side, skipped: Sequence[CallRecord], *, or_swapped: bool) -> str:
     """Return the end of a sentence on skipped calls, if the odd side's next call is also a call of the others."""
     its, makes = ("its", "it makes") if len(odd.replicas) == 1 else ("their", "they make")
-    or_else = f", or {makes} the two in another order" if or_swapped else ""
-    return f"; {its} next call is the others' #{skipped[-1].sequence_number + 1}{or_else}"
+    alternative = f", or {makes} the two in another order" if or_swapped else ""
+    return f"; {its} next call is the others' #{skipped[-1].sequence_number + 1}{alternative}"
 
 
 def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, certain: bool = False) -> Divergence:
@@ -98,41 +98,42 @@ def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, ce
     return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
-# By the calls themselves, and by the ways to one call.
+# By the calls themselves, and by the callers of one call.
 
 
 def _by_calls(usual: Side, odd: Side) -> Divergence | None:
     if usual.keys[:2] == odd.keys[1::-1] and len(usual.keys) > 1:
-        who, calls = ids_briefly([*usual.replicas[:1], *odd.replicas[:1]]), usual.calls[:2]
-        text = f"{upper(who)} make the same two calls in opposite order: {' and '.join(map(_listed, zip(calls)))}."
+        both, calls = ids_briefly([usual.replicas[0], odd.replicas[0]]), usual.calls[:2]
+        text = f"{upper(both)} make the same two calls in opposite order: {' and '.join(map(_listed, zip(calls)))}."
         return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(calls), True, text)
     if odd.keys[0] in usual.keys:
         skipped = usual.calls[: usual.keys.index(odd.keys[0])]
-        may_follow = len(skipped) == len(odd.calls) == 1  # it waits in the one call, so the other may come after it
-        return _skipped(usual, odd, skipped, certain=not may_follow, then=_goes_on(odd, skipped, or_swapped=may_follow))
+        may_follow = len(skipped) == len(odd.calls) == 1  # it waits in one call, so it may make the other after it
+        then = _next_call(odd, skipped, or_swapped=may_follow)
+        return _skipped(usual, odd, skipped, certain=not may_follow, then=then)
     if usual.keys[0] in odd.keys:
         calls = odd.calls[: odd.keys.index(usual.keys[0])]
-        more = f"made {count(len(calls), 'call')} more than {ids_briefly(usual.replicas)}: {_listed(calls)}"
+        more = f"made {count(len(calls), 'more call')} than {ids_briefly(usual.replicas)}: {_listed(calls)}"
         return _added(usual, odd, calls, more, certain=True)
     return None
 
 
-def came_in_another_order(
-    usual: Side, odd: Side, ways: Sequence[tuple[int, Location]], others: Sequence[tuple[int, Location]]
+def reached_in_another_order(
+    usual: Side, odd: Side, callers: Sequence[tuple[int, Location]], others: Sequence[tuple[int, Location]]
 ) -> Divergence:
     """Return the divergence of two sides that reached one call through the same callers in different orders.
 
-    Each way is a call's number and its caller.
+    The callers of both sides are given with the numbers of their calls.
     """
-    apart = [i for i, (a, b) in enumerate(zip(ways, others, strict=True)) if a != b]
-    ways, others = ways[apart[0] : apart[-1] + 1], others[apart[0] : apart[-1] + 1]
-    froms = ", then ".join(f"from {place(caller)} as #{number}" for number, caller in ways[:_MOST_WAYS])
+    differing = [i for i, (a, b) in enumerate(zip(callers, others, strict=True)) if a != b]
+    callers, others = (each[differing[0] : differing[-1] + 1] for each in (callers, others))
+    order = ", then ".join(f"from {place(caller)} as #{number}" for number, caller in callers[:_MOST_CALLERS])
     other = "in the opposite order"
-    if [caller for _, caller in ways] != [caller for _, caller in reversed(others)]:
-        other = f"in another order: {', '.join(place(caller) for _, caller in others[:_MOST_WAYS])}"
-    came = f"{upper(ids_briefly(usual.replicas))} came to {_kind_at(odd.calls[0])} {froms}"
-    calls = tuple(CallRecord(number, odd.calls[0].call, caller) for number, caller in ways)
-    text = f"{came}; {ids_briefly(odd.replicas)} {other}."
+    if [caller for _, caller in callers] != [caller for _, caller in reversed(others)]:
+        other = f"in another order: {', '.join(place(caller) for _, caller in others[:_MOST_CALLERS])}"
+    reached = f"{upper(ids_briefly(usual.replicas))} reached {_kind_at(odd.calls[0])} {order}"
+    calls = tuple(CallRecord(number, odd.calls[0].call, caller) for number, caller in callers)
+    text = f"{reached}; {ids_briefly(odd.replicas)} {other}."
     return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, calls, True, text)
 
 
@@ -141,22 +142,22 @@ def came_in_another_order(
 
 def _left_loop(past: Past, usual: Side, odd: Side) -> Divergence | None:
     for inside, left in ((usual, odd), (odd, usual)):
-        apart = _first_apart(inside, left)
-        if apart is None or not inside.keys or inside.keys[0] not in past.keys:
+        fork = _fork(inside, left)
+        if fork is None or not inside.keys or inside.keys[0] not in past.keys:
             continue
-        here, there = apart
+        here, there = fork
         line = source.loop_left(here.file, here.line, there.line)
         if line is not None:
             loop = here._replace(line=line)
-            extra = _extra_behind(past, inside, left, loop, there)
+            extra = _extra_call(past, inside, left, loop, there)
             return extra or _uneven(past, inside, left, loop, None if left is usual else there)
     return None
 
 
-def _extra_behind(past: Past, inside: Side, left: Side, loop: Location, there: Location) -> Divergence | None:
+def _extra_call(past: Past, inside: Side, left: Side, loop: Location, there: Location) -> Divergence | None:
     """Return the call that one side makes after a loop, if the others may be in the next round of an outer loop.
 
-    That is possible if the call is under a condition, in a loop around both, and was never made before.
+    This is possible if the call is under a condition, in a loop around both, and was never made before.
     """
     if not left.calls or left.keys[0] in past.keys or not source.is_in_one_loop(loop.file, loop.line, there.line):
         return None
@@ -165,16 +166,15 @@ def _extra_behind(past: Past, inside: Side, left: Side, loop: Location, there: L
     under = next((at._replace(line=line) for at, line in lines if line is not None), None)
     if under is None or (under.file == loop.file and under.line <= loop.line):
         return None
-    code = f"under `{source.line_at(under)}` at {place(under)}"
-    made = f"made a call that {clause(inside.replicas, 'does')} not have: {_listed([call])}, {code}"
+    made = f"made a call that {clause(inside.replicas, 'does')} not have: {_listed([call])}, under {_code_at(under)}"
     return _added(inside, left, [call], made)
 
 
 def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Location | None) -> Divergence:
-    """Return that one side has left a loop for a place outside, or if that is None, that only the other stayed."""
+    """Return that one side has left a loop for ``outside``, or if that is None, that only the other stayed in it."""
     made = sum(key == inside.keys[0] for key in past.keys)
     call = inside.calls[0]
-    if past.whole:
+    if past.calls[0].sequence_number == 0:  # all rounds are known
         text = (
             f"{upper(ids_briefly(inside.replicas))} made {count(made + 1, 'call')} at {place(call.location)}, "
             f"{ids_briefly(left.replicas)} made {made}; after {count(made, 'common round')} "
@@ -182,7 +182,7 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Locat
     else:
         text = f"After more than {made} common calls at {place(call.location)} "
     if outside is None:
-        text += f"{clause(inside.replicas, 'goes')} round the loop at {place(loop)} once more."
+        text += f"{clause(inside.replicas, 'makes')} another round of the loop at {place(loop)}."
     else:
         text += f"{ids_briefly(left.replicas)} left the loop at {place(loop)}{_ways_out(loop, outside)}."
     return Divergence(DivergenceKind.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
@@ -192,27 +192,30 @@ CAUGHT = "; an exception may have ended it, caught by"
 
 
 def _ways_out(loop: Location, outside: Location) -> str:
-    """Say what may have ended a loop or a round early: an exception, or a condition checked in every round."""
+    """Return what may have ended a loop or a round early: an exception, or a condition checked in every round."""
     caught = source.catches(loop.file, loop.line, outside.line)
     if caught is not None:
-        at = loop._replace(line=caught)
-        return f"{CAUGHT} `{source.line_at(at)}` at {place(at)}"
-    found = []
-    for word, lines in source.conditions_in(loop.file, loop.line).items():
-        for line in lines[:_MOST_BREAKS]:
-            condition = loop._replace(line=line)
-            found.append(f"a {word} under `{source.line_at(condition)}` at {place(condition)}")
+        return f"{CAUGHT} {_code_at(loop._replace(line=caught))}"
+    found = [
+        f"a {word} under {_code_at(loop._replace(line=line))}"
+        for word, lines in source.conditions_in(loop.file, loop.line).items()
+        for line in lines[:_MOST_BREAKS]
+    ]
     return f", which has {' and '.join(found)}" if found else ""
 
 
-# By the rounds before.
+def _code_at(location: Location) -> str:
+    return f"`{source.line_at(location)}` at {place(location)}"
+
+
+# By earlier rounds of a loop.
 
 
 def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
     expected = _expected(past)
     if not expected or usual.keys[0] == odd.keys[0]:
         return None
-    if past.keys[expected[0]] == odd.keys[0]:  # it is the many that left the pattern
+    if past.keys[expected[0]] == odd.keys[0]:  # the majority left the pattern
         usual, odd = odd, usual
     elif past.keys[expected[0]] != usual.keys[0]:
         return None
@@ -221,18 +224,18 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
     if ahead:
         number = next_call.sequence_number
         calls = [past.calls[index]._replace(sequence_number=number + j) for j, index in enumerate(expected[:ahead])]
-        then, how = _goes_on(odd, calls, or_swapped=ahead == 1), "judging by earlier rounds, "
+        then, how = _next_call(odd, calls, or_swapped=ahead == 1), "judging by earlier rounds, "
         return _skipped(usual, odd, calls, certain=False, how=how, then=then)
-    if call.location == next_call.location:  # one call, and the report says what differs in it
+    if call.location == next_call.location:  # it is one call, and the report says what differs in it
         return None
-    went_on = f"{ids_briefly(usual.replicas)} went on as before, with {_kind_at(next_call)}"
-    return _added(usual, odd, [call], f"made a call that earlier rounds do not have: {_listed([call])}; {went_on}")
+    as_before = f"{ids_briefly(usual.replicas)} continued as before, with {_kind_at(next_call)}"
+    return _added(usual, odd, [call], f"made a call that earlier rounds do not have: {_listed([call])}; {as_before}")
 
 
 def _expected(past: Past) -> list[int]:
-    """Return the indices of past calls, one round of them, that should come next if the past repeats.
+    """Return the indices of one round of past calls, which should come next if the past repeats.
 
-    This finds the longest run of calls that ends now and has occurred before; what followed it then should come next.
+    The longest run of calls that ends now and occurred before is found; the calls that followed it then are expected.
     """
     codes: dict[Hashable, int] = {}
     keys = [codes.setdefault(key, len(codes)) for key in past.keys]
@@ -249,7 +252,7 @@ def _expected(past: Past) -> list[int]:
 # By the source.
 
 
-def _handling(usual: Side, odd: Side) -> Divergence | None:
+def _by_exception(usual: Side, odd: Side) -> Divergence | None:
     """Return the divergence if only one side makes its call while it handles an exception."""
     if bool(usual.handles) == bool(odd.handles):
         return None
@@ -259,16 +262,17 @@ def _handling(usual: Side, odd: Side) -> Divergence | None:
 
 
 def _by_source(usual: Side, odd: Side) -> Divergence | None:
-    here, there = _first_apart(odd, usual) or (None, None)
-    if here is None or there is None:
+    fork = _fork(odd, usual)
+    if fork is None:
         return None
+    here, there = fork
     if (here, there) == (odd.calls[0].location, usual.calls[0].location):
         if source.is_optional(here.file, here.line, there.line):
             call = odd.calls[0]
-            more = f"made 1 call more: {_listed([call])}, in a branch on the way to {place(there)}"
+            more = f"made 1 more call: {_listed([call])}, in a branch on the way to {place(there)}"
             return _added(usual, odd, [call], more)
         if source.is_optional(here.file, there.line, here.line):
-            return _skipped(usual, odd, usual.calls[:1], certain=False, then="")
+            return _skipped(usual, odd, usual.calls[:1], certain=False)
     line = branch_line(usual, odd)
     if line is None:
         return None
@@ -276,27 +280,26 @@ def _by_source(usual: Side, odd: Side) -> Divergence | None:
 
 
 def branch_line(usual: Side, odd: Side) -> str | None:
-    """Say at which line two sides took different branches, and where each went from there."""
-    apart = _first_apart(odd, usual)
-    if apart is None:
+    """Return a sentence on the line at which two sides took different branches, and where each went from there."""
+    fork = _fork(odd, usual)
+    if fork is None:
         return None
-    here, there = apart
+    here, there = fork
     line = source.branch_between(here.file, here.line, there.line)
     if line is None or line in (here.line, there.line):  # one of them ended at the branch itself
         return None
     common = here._replace(line=line)
-    code = source.line_at(common)
-    first, second = sorted([(odd, here), (usual, there)], key=lambda side: side[0] is not odd)
+    first, second = (odd.replicas, here), (usual.replicas, there)
     if len(odd.replicas) == len(usual.replicas):
-        first, second = sorted([first, second], key=lambda side: side[0].replicas)
+        first, second = sorted([first, second])
     return (
-        f"Last common line {place(common)}, `{code}`; then {clause(first[0].replicas, 'goes')} to {place(first[1])}, "
-        f"{ids_briefly(second[0].replicas)} to {place(second[1])}."
+        f"Last common line {place(common)}, `{source.line_at(common)}`; then {clause(first[0], 'goes')} to "
+        f"{place(first[1])}, {ids_briefly(second[0])} to {place(second[1])}."
     )
 
 
-def _first_apart(a: Side, b: Side) -> tuple[Location, Location] | None:
-    """Return the first places at which the ways down to two calls differ, if both are in one function."""
+def _fork(a: Side, b: Side) -> tuple[Location, Location] | None:
+    """Return the first places at which the paths to two calls differ, if both places are in one function."""
     for here, there in zip(a.path, b.path, strict=False):
         if here != there:
             same = here.file == there.file and here.function == there.function
@@ -304,7 +307,7 @@ def _first_apart(a: Side, b: Side) -> tuple[Location, Location] | None:
     return None
 
 
-# The calls beside each other.
+# The calls side by side.
 
 
 def diff(usual: Side, odd: Side) -> list[str]:

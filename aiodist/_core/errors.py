@@ -1,7 +1,4 @@
-"""The errors of aiodist. Each says when it is raised, and what to do.
-
-Wrong arguments raise the built-in `TypeError` and `ValueError` at the call.
-"""
+"""The errors of aiodist. Wrong arguments raise the built-in `TypeError` and `ValueError` at the call."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class CollectiveError(RuntimeError):
-    """A collective cannot be complete. Raised at the await of every replica that waits, and by `Strategy.run`.
+    """A collective cannot complete. Raised at the await of every replica that waits, and by `Strategy.run`.
 
     Attributes:
         report: which replicas differ, in what, and where.
@@ -41,8 +38,8 @@ class CollectiveMismatchError(CollectiveError):
 class IncompleteCollectiveError(CollectiveError):
     """A replica ended without a collective, or was cancelled out of it, while others wait in it.
 
-    Let every replica make equally many calls, or let those that run out of data await ``ctx.join()``. Put timeouts
-    around the whole run, not around one replica's collective.
+    Let every replica make the same number of calls, or let those that run out of data await ``ctx.join()``. Put
+    timeouts around the whole run, not around one replica's collective.
     """
 
 
@@ -85,16 +82,5 @@ class StallWarning(RuntimeWarning):
     """
 
 
-for _error in (
-    StallWarning,
-    CollectiveError,
-    CollectiveMismatchError,
-    IncompleteCollectiveError,
-    CollectiveTimeoutError,
-    WorkerLostError,
-    DeadlockError,
-    ReplicaContextError,
-    DeviceNotFoundError,
-):
+for _error in [each for each in vars().values() if isinstance(each, type)]:
     _error.__module__ = "aiodist"  # a traceback shows the name that a user imports
-del _error

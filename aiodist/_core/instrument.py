@@ -1,12 +1,11 @@
-"""Instrumentation: what a tool can observe of runs in progress. Tracing and checking are built on it.
+"""Instrumentation: how tools, such as tracing and checking, observe runs in progress.
 
-A run looks for observers once, when it begins; without any, a collective costs one more ``is None``. Observers are
-found by context: a run is observed by the ``observing`` blocks around the task that calls ``strategy.run``, whatever
-other runs are in progress in this thread or in others, and by observers of the whole process.
+A run looks for observers once, when it begins; without any, a collective costs one more ``is None``. A run is observed
+by the ``observing`` blocks around the task that calls ``strategy.run``, whatever other runs are in progress in this
+thread or in others, and by observers of the whole process.
 
 An observer is called in the middle of the scheduler's work, on the event loop's thread. It notes what it needs; it must
-not raise, await, call back into the run, or keep values. Texts and places of calls come from
-``slot.post_of(position)``, when somebody reads them.
+not raise, await, call back into the run, or keep values. Calls and their places are in ``slot.post_of(position)``.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ class ObservedRun(Protocol):
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Tells the time on the event loop's clock, in seconds, in small steps."""
+        """Returns the time on the event loop's clock, in seconds."""
         ...
 
 
 class Observer:
-    """Hears what happens in a run. This base class does nothing; a tool overrides the methods that it needs.
+    """Is notified of the events of a run. The base class ignores them; a tool overrides the methods that it needs.
 
     Attributes:
-        of_runs_alone: it needs only the beginning, the end and the report of runs. A run then has plain handles, and
-            does not look for racing tasks.
+        of_runs_alone: whether it needs only the beginning, the end and the report of runs. A run then has plain
+            handles, and does not look for racing tasks.
     """
 
     of_runs_alone = False
@@ -56,7 +55,7 @@ class Observer:
         """A run of ``fn`` begins; none of its replicas has started."""
 
     def started(self, member: Member) -> None:
-        """A replica's function is called now."""
+        """A replica's function is about to be called."""
 
     def posted(self, member: Member, slot: Slot) -> None:
         """A replica has issued a collective; the last post comes before `completed`."""
@@ -65,10 +64,10 @@ class Observer:
         """A task of a replica awaits a collective, which may be complete already."""
 
     def resumed(self, member: Member, slot: Slot) -> None:
-        """That await is over: with the result, with ``slot.error``, or because the task was cancelled."""
+        """The await is over: with the result, with ``slot.error``, or because the task was cancelled."""
 
     def completed(self, slot: Slot) -> None:
-        """A collective has its result or, in ``slot.error``, what went wrong."""
+        """A collective has its result, or its error in ``slot.error``."""
 
     def reported(self, run: ObservedRun, error: CollectiveError) -> None:
         """The replicas disagree, and this error is raised in those that wait."""
@@ -86,8 +85,8 @@ def together(*observers: Observer) -> Observer:
         return observers[0]
     several = Observer()
     several.of_runs_alone = all(observer.of_runs_alone for observer in observers)
-    for name, notes_nothing in vars(Observer).items():
-        if isfunction(notes_nothing):
+    for name, method in vars(Observer).items():
+        if isfunction(method):
             setattr(several, name, partial(_call_each, [getattr(observer, name) for observer in observers]))
     return several
 
@@ -103,21 +102,21 @@ _process_wide: list[Callable[[], Observer | None]] = []
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Let an observer see the runs that begin inside the block, in its task or thread and in tasks made there."""
+    """Observe the runs that begin inside the block, in its task or thread and in tasks made there."""
     _observing.set((*_observing.get(), observer))
     try:
         yield
-    finally:  # without a token: a fixture may enter in one context and leave in another
+    finally:  # without a token, because a fixture may enter in one context and leave in another
         _observing.set(tuple(other for other in _observing.get() if other is not observer))
 
 
 def observe_process(find: Callable[[], Observer | None]) -> None:
-    """Register a function that is asked for further observers whenever a run begins in this process."""
+    """Register a function that is called for a further observer whenever a run begins in this process."""
     _process_wide.append(find)
 
 
-def who_observes() -> Observer | None:
-    """Return who observes a run that begins now: None, one observer, or several as one."""
+def current_observer() -> Observer | None:
+    """Return the observer of a run that begins now, of several all as one; None if there is none."""
     found = [find() for find in _process_wide]
     observers = (*_observing.get(), *(observer for observer in found if observer is not None))
     return together(*observers) if observers else None

@@ -1,32 +1,28 @@
 """The ledger: the order check of one run as a state machine. Events go in, decisions come out.
 
-**The rule.** The k-th collective of every replica must be the same one. The first post at k opens the slot and sets
-the call and the call site; each later one is compared; the last one makes the slot *matched*. No clock is involved, and
-no replica counts as the one that is right.
+**The rule.** The k-th collective of every replica must be the same one. The first post at k opens the slot; each later
+one is compared with it; the last one makes the slot *matched*. No clock is involved, and no replica counts as right.
 
 **Trouble.** Three things *doom* a group from some number on: a post that differs, a replica that ended without a
 collective that others wait in, and a replica that was cancelled out of one. No slot from that number on is matched any
 more. Replicas that can still make a call keep running until all have settled (`Group.unsettled`), or until the runtime
-loses patience; then `snapshot` is analysed. So the report does not depend on who came first.
+loses patience; then `snapshot` is analysed. So the report does not depend on the order of arrival.
 
-**Joining.** A replica that has joined takes part in the others' collectives without a value, until all have joined.
-Until then it counts as absent from every slot, open or future. The join is a slot of its own (`Group.joining`) outside
-the sequence; when the last member joins, it takes the first number that no member has used, and all continue after it.
+**Joining.** A replica that has joined is absent from every slot, open or future: the others' collectives complete
+without it until all have joined. The join is a slot outside the sequence (`Group.joining`); when the last member joins,
+it takes the first number that no member has used, and all continue after it.
 
 **Groups of some replicas** have an order of their own. Every member makes the group by a call that does not wait.
-Groups that members make for the same replicas under the same name are matched in order: the first with the first, the
-second with the second. The creation is slot -1 of the group, which nobody awaits: it serves to compare call sites, and
-to find a replica that ended without making the group.
+Groups of the same replicas with the same name are matched in the order in which each member makes them. The creation is
+slot -1 of the group, which nobody awaits: it serves to compare call sites, and to find a replica that ended without
+making the group. A group lives as long as one of its `Member` objects is referenced or it has open slots; the ledger
+refers to it weakly, so a program may make a group at every step.
 
-**A group lives** as long as somebody holds one of its `Member` objects, or it has open slots. The ledger has only weak
-references to it, so a program may make a group at every step.
+A runtime that must keep something with a slot (values, waiting tasks) passes a subclass of `Slot` as ``slot_type``.
 
-Nothing here knows of event loops, clocks, arrays or threads. A runtime that must keep something with a slot (values,
-tasks that wait) passes a subclass of `Slot` as ``slot_type``.
-
-What was rejected: reporting at the moment of the second post (it blames whichever replica comes second); matching
-groups by the order of their creation alone (a replica that is in fewer groups would have to count those that it does
-not make); a flag for joined replicas in every post (collectives without trouble would pay for it).
+What was rejected: reporting at the second post (it blames the replica that comes second); matching groups by the order
+of their creation alone (a replica would have to count the groups that it is not in); a flag for joined replicas in
+every post (collectives without trouble would pay for it).
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakSet
 
-from aiodist._core.call import Call, OrderCheck, Place, Post, difference, is_of_the_program, place
+from aiodist._core.call import Call, OrderCheck, Post, difference, is_of_the_program, place
 from aiodist._core.callers import CallerOrder
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.terms import ReplicaState
@@ -45,7 +41,7 @@ from aiodist._core.waitgraph import stuck
 from aiodist._core.wire import everyone
 
 if TYPE_CHECKING:
-    from aiodist._core.snapshot import GroupKey, GroupRecord, ReplicaFacts, SlotRecord, Snapshot
+    from aiodist._core.snapshot import GroupKey, GroupRecord, Posts, ReplicaFacts, SlotRecord, Snapshot
 
 HISTORY: Final = 256
 """How many matched collectives a group remembers."""
@@ -63,28 +59,15 @@ _MOST_RECENT: Final = 64
 Path: TypeAlias = tuple[Any, ...]
 """Code object and offset of a call's callers, alternating, the nearest first."""
 
-
 RawPost: TypeAlias = tuple[Call, Any, int, Path]
-"""A post as it is kept while all goes well: the call, the caller's code, the offset in it, its callers' sites."""
+"""A post as it is stored: the call, the caller's code object, the offset in it, and the callers' sites."""
 
 Others: TypeAlias = dict[int, RawPost]
-"""By position, the posts that are not literally the first one's."""
+"""The posts that are not identical to the first one, by position."""
 
 
 class Slot:
-    """One collective of a group: who has posted it, and who waits in it.
-
-    Attributes:
-        number: its sequence number; -1 for the creation of a group.
-        call, code, offset, path: what the first post asked for, and from where.
-        missing: how many members have not posted it.
-        waiters: by the member's position, what the runtime wakes if that member waits, else None; after these, further
-            waits of members that wait more than once.
-        others: the posts that are not identical to the first one; None as long as there is none.
-        absent: the positions of members that take part without a value because they have joined.
-        matched: every member has posted it, and all mean the same.
-        complete: the result, or what went wrong (``error``), is there.
-    """
+    """One collective of a group: which members have posted it, and which wait in it."""
 
     __slots__ = (
         "absent", "call", "code", "complete", "error", "group", "matched", "missing", "number", "offset", "others",
@@ -93,22 +76,23 @@ class Slot:
 
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path) -> None:
         self.group: Group = group
-        self.number: int = number
-        self.call: Call = call
+        self.number: int = number  # -1 for the creation of a group
+        self.call: Call = call  # of the first post, like the next three
         self.code: Any = code
         self.offset: int = offset
         self.path: Path = path
-        self.missing: int = len(group.members)
+        self.missing: int = len(group.members)  # how many members have not posted it
+        # What the runtime wakes, by the position of the member that waits; then further waits of the same members.
         self.waiters: list[Any] = [None] * self.missing
-        self.matched: bool = False
-        self.complete: bool = False
+        self.matched: bool = False  # every member has posted it, and all posts mean the same
+        self.complete: bool = False  # it has its result or its error
         self.error: BaseException | None = None
-        self.others: Others | None = None
-        self.absent: tuple[int, ...] = ()
+        self.others: Others | None = None  # None while all posts are identical to the first one
+        self.absent: tuple[int, ...] = ()  # the positions of members that have joined, and so take part without a value
 
     @property
     def raw(self) -> RawPost:
-        """The first member's post, in the form in which it is kept."""
+        """The first member's post as it is stored."""
         return self.call, self.code, self.offset, self.path
 
     @property
@@ -121,16 +105,21 @@ class Slot:
         return post_of(self.raw_post_of(position))
 
     def raw_post_of(self, position: int) -> RawPost:
-        """Return the same in the form in which it is kept."""
-        found = self.others.get(position) if self.others is not None else None
-        return found or self.raw
+        """Return that post as it is stored."""
+        return (self.others or {}).get(position) or self.raw
+
+    def add(self, position: int, post: RawPost) -> None:
+        """Keep a post that is not identical to the first one."""
+        if self.others is None:
+            self.others = {}
+        self.others[position] = post
 
     def has_waiters(self) -> bool:
-        """Return whether anybody waits in it."""
+        """Return whether a member waits in it."""
         return any(waiter is not None for waiter in self.waiters)
 
     def clear(self) -> None:
-        """Forget who waits, once the run is over."""
+        """Forget the waiters, once the run is over."""
         self.waiters = [None] * len(self.waiters)
 
 
@@ -142,28 +131,18 @@ def post_of(raw: RawPost) -> Post:
 
 
 class Replica:
-    """One replica of a run: its id, how its function ended (None while it runs), and what it is in each group."""
+    """One replica of a run."""
 
     __slots__ = ("end", "id", "members")
 
     def __init__(self, replica_id: int) -> None:
         self.id: int = replica_id
-        self.end: ReplicaState | None = None
-        self.members: WeakSet[Member] = WeakSet()
+        self.end: ReplicaState | None = None  # how its function ended; None while it runs
+        self.members: WeakSet[Member] = WeakSet()  # in all groups
 
 
 class Member:
-    """A replica in a group: where it is in the order of the group's collectives.
-
-    Attributes:
-        replica_id: its id in the run.
-        position: its place among the members that this process runs, from 0.
-        rank: its id in the group, from 0; the same as the position where all members are of this process.
-        sequence: the number of its next collective, so also how many it has posted.
-        joined_at: the number of the first collective that it has not made because it has joined; None otherwise.
-        abandoned: the number of the first collective that it was cancelled out of; None if there is none.
-        abandoned_at: ``sequence`` at the moment of that cancellation.
-    """
+    """A replica in a group: where it is in the order of the group's collectives."""
 
     __slots__ = (
         "__weakref__", "abandoned", "abandoned_at", "group", "joined_at", "position", "rank", "replica", "replica_id",
@@ -174,20 +153,20 @@ class Member:
         self.replica: Replica = replica
         self.replica_id: int = replica.id
         self.group: Group = group
-        self.position: int = position
-        self.rank: int = rank
-        self.sequence: int = 0
-        self.joined_at: int | None = None
-        self.abandoned: int | None = None
-        self.abandoned_at: int = 0
+        self.position: int = position  # among the members that this process runs
+        self.rank: int = rank  # its id in the group
+        self.sequence: int = 0  # the number of its next collective, so also how many it has posted
+        self.joined_at: int | None = None  # the number of the first collective that it skips because it has joined
+        self.abandoned: int | None = None  # the number of the first collective that it was cancelled out of
+        self.abandoned_at: int = 0  # `sequence` at the moment of that cancellation
 
     @property
     def next_number(self) -> int:
-        """The number of its next collective; while it has joined, of the first that it has not made."""
+        """The number of its next collective; while it has joined, of the first that it skips."""
         return self.sequence if self.joined_at is None else self.joined_at
 
     def has_posted(self, slot: Slot) -> bool:
-        """Return whether it has issued that collective and was not cancelled out of it."""
+        """Return whether it has posted that collective and was not cancelled out of it."""
         if slot is self.group.joining:
             return self.joined_at is not None
         return slot.number < self.sequence and self.position not in slot.absent and self.abandoned != slot.number
@@ -195,8 +174,7 @@ class Member:
     def has_settled(self, number: int) -> bool:
         """Return whether it cannot make another call before the doomed collective of that number is analysed.
 
-        It has ended, or it waits in that collective or a later one. After a cancellation it may also have shown what
-        it does next, by a call that it does not await yet.
+        It has ended, or it waits in that collective or a later one, or it has made a call after a cancellation.
         """
         if self.replica.end is not None:
             return True
@@ -206,39 +184,27 @@ class Member:
 
 
 class Group:
-    """All replicas of a run, or some of them, and the order of their collectives.
-
-    Attributes:
-        key: what it is known by in every process.
-        members, size: those of its members that this process runs, and how many it has in all.
-        made_at: where the first member made it; None for the run's own.
-        serial: when it was made, among the groups of the run.
-        open: the slots that are not complete, by number, without the join.
-        joining: the join's slot, while a member has joined.
-        doomed: the number from which on no slot is matched any more; None while all is well.
-        history: the last matched collectives.
-        unmet: slots that were completed with an error, before all members had posted them alike.
-    """
+    """All replicas of a run, or some of them, and the order of their collectives."""
 
     def __init__(
-        self, ledger: Ledger, key: GroupKey, replicas: Sequence[Replica], made_at: tuple[Any, int] | None
+        self, ledger: Ledger, key: GroupKey, replicas: Sequence[Replica], made_at: tuple[Any, int] | None, serial: int
     ) -> None:
         self.ledger = ledger
-        self.key = key
+        self.key = key  # its identity in every process
         ids = key[0]
-        self.size: int = len(ids)
+        self.size: int = len(ids)  # how many members it has in all processes
         ranks: Any = ids  # as in a run's own group, which may have thousands of members elsewhere
         if not all(each.id < self.size and ids[each.id] == each.id for each in replicas):
             ranks = {replica_id: rank for rank, replica_id in enumerate(ids)}
         self.members: list[Member] = [Member(each, self, at, ranks[each.id]) for at, each in enumerate(replicas)]
-        self.made_at = made_at
-        self.serial: int = ledger.next_serial()
-        self.open: dict[int, Slot] = {}
-        self.joining: Slot | None = None
-        self.doomed: int | None = None
+        self.made_at = made_at  # where the first member made it; None for the run's own group
+        self.serial = serial  # its number among the groups of the run, in the order of their making
+        self.open: dict[int, Slot] = {}  # the incomplete slots by number, without the join
+        self.joining: Slot | None = None  # the join's slot, while a member has joined
+        self.doomed: int | None = None  # the number from which on no slot is matched any more
         self.history: deque[tuple[int, RawPost, Others | None, tuple[int, ...]]] = deque(maxlen=HISTORY)
-        self.unmet: list[Slot] = []
-        self._first_gone = _NEVER  # the lowest number that a member has ended or joined before
+        self.failed: list[Slot] = []  # those that completed with an error before they were matched
+        self._first_gone = _NEVER  # the lowest number that a member never posts, because it has ended or joined
         self._unsettled: set[int] | None = None
         self._callers: CallerOrder | None = None
         for member in self.members:
@@ -250,13 +216,13 @@ class Group:
         return self is self.ledger.root
 
     def member_of(self, replica_id: int) -> Member:
-        """Return what a replica of this process is in the group."""
+        """Return a replica of this process as a member of the group."""
         members, first = self.members, self.ledger.replicas[0].id
-        likely = members[(replica_id - first) % len(members)]  # as it is in the run's own group
+        likely = members[(replica_id - first) % len(members)]  # right for the run's own group
         return likely if likely.replica_id == replica_id else next(m for m in members if m.replica_id == replica_id)
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the slots that are not complete, the join last."""
+        """Yield the incomplete slots, the join last."""
         yield from self.open.values()
         if self.joining is not None:
             yield self.joining
@@ -264,9 +230,9 @@ class Group:
     # A collective that goes well.
 
     def post(self, member: Member, call: Call, code: Any, offset: int, path: Path = ()) -> Slot:
-        """Let a member issue its next collective; return the slot, which may be matched now.
+        """Post a member's next collective; return the slot, which may be matched now.
 
-        ``code`` and ``offset`` are the call site (a `Place` and 0 do as well); ``path`` are the callers.
+        ``code`` and ``offset`` are the call site (or a `Place` and 0); ``path`` are the callers.
 
         Raises:
             ReplicaContextError: the member has joined.
@@ -280,10 +246,10 @@ class Group:
         member.sequence = number + 1
         slot.missing -= 1
         if not slot.missing and (self.doomed is None or number < self.doomed):
-            if slot.others is not None and not self._came_in_order(slot):
+            if slot.others is not None and not self._callers_agree(slot):
                 self.doom(number)
                 return slot
-            slot.matched = True  # and `_match`, written out
+            slot.matched = True  # `_match`, inlined
             raw = (slot.call, slot.code, slot.offset, slot.path)
             self.history.append((number, raw, slot.others, slot.absent))
         return slot
@@ -296,24 +262,22 @@ class Group:
             )
         slot = self.open[number] = self.ledger.slot_type(self, number, call, code, offset, path)
         if self is not self.ledger.root:
-            self.ledger.held.add(self)
+            self.ledger.active_groups.add(self)
         if number >= self._first_gone:
-            joined = (each.position for each in self.members if each.joined_at is not None and each.joined_at <= number)
-            slot.absent = tuple(joined)
+            slot.absent = tuple(m.position for m in self.members if m.joined_at is not None and m.joined_at <= number)
             slot.missing -= len(slot.absent)
-            if any(each.replica.end is not None and each.sequence <= number for each in self.members):
+            if any(m.replica.end is not None and m.sequence <= number for m in self.members):
                 self.doom(number)
         return slot
 
     def _compare(self, slot: Slot, position: int, post: RawPost) -> None:
         """Compare the meaning of a post that is not identical to the first one."""
-        first = slot.first
-        if difference(self.ledger.order_check, post_of(post), first) is not None:
+        if difference(self.ledger.order_check, post_of(post), slot.first) is not None:
             self.doom(slot.number)
-        slot.others = {**(slot.others or {}), position: post}
+        slot.add(position, post)
 
-    def _came_in_order(self, slot: Slot) -> bool:
-        """Return False if replicas whose callers differ have now gone through the same ones in another order."""
+    def _callers_agree(self, slot: Slot) -> bool:
+        """Return False if replicas have now come through the same callers in different orders."""
         if slot.call.name is not None or self.ledger.order_check is not OrderCheck.CALL_SITE or slot.absent:
             return True
         if self._callers is None:
@@ -329,18 +293,18 @@ class Group:
         """Note that a slot has its result, or its error."""
         slot.complete = True
         if not slot.matched:
-            self.unmet.append(slot)
+            self.failed.append(slot)
         if slot is self.joining:
             self.joining = None
         else:
             del self.open[slot.number]
         if self is not self.ledger.root and not self.open and self.joining is None:
-            self.ledger.let_go(self)
+            self.ledger.release(self)
 
     # Joining.
 
     def join(self, member: Member, call: Call, code: Any, offset: int) -> list[Slot]:
-        """Let a member join; return the slots that are matched by that, the join's own last.
+        """Note that a member has joined; return the slots that are matched by that, the join last.
 
         Raises:
             ReplicaContextError: it has joined already.
@@ -350,20 +314,19 @@ class Group:
         slot = self.joining
         if slot is None:
             slot = self.joining = self.ledger.slot_type(self, _JOINED, call, code, offset, ())
-            self.ledger.held.add(self)
-        slot.others = {**(slot.others or {}), member.position: (call, code, offset, ())}
+            self.ledger.active_groups.add(self)
+        slot.add(member.position, (call, code, offset, ()))
         slot.missing -= 1
         member.joined_at, member.sequence = member.sequence, _JOINED
         self._first_gone = min(self._first_gone, member.joined_at)
         matched = []
-        for number in sorted(self.open):
+        for number in sorted(number for number in self.open if number >= member.joined_at):
             each = self.open[number]
-            if number >= member.joined_at:
-                each.absent = (*each.absent, member.position)
-                each.missing -= 1
-                if not each.missing and (self.doomed is None or number < self.doomed):
-                    self._match(each)
-                    matched.append(each)
+            each.absent = (*each.absent, member.position)
+            each.missing -= 1
+            if not each.missing and (self.doomed is None or number < self.doomed):
+                self._match(each)
+                matched.append(each)
         if not slot.missing and self.doomed is None:
             slot.matched = True
             matched.append(slot)
@@ -376,7 +339,7 @@ class Group:
         return max(each.next_number for each in self.members)
 
     def finish_join(self, slot: Slot, number: int) -> None:
-        """Let all members continue after the join, which takes that number."""
+        """Give the join its number, and let all members continue after it."""
         slot.number = number
         self.joining = None
         self.open[number] = slot
@@ -390,41 +353,39 @@ class Group:
     def new_group(
         self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path = ()
     ) -> Member:
-        """Let a member make the next group of these members under this name, or find the one that another has made.
+        """Make a member's next group of these members with this name, or find it if another member has made it.
 
-        The new group's members are given by their ranks in this group, in the order of their new ranks.
+        ``ranks`` are the members' ranks in this group, in the order of their new ranks.
 
         Returns:
             The replica as a member of the new group.
         """
         ids = tuple(self.key[0][rank] for rank in ranks)
-        made = self.ledger.made[ids, name]
+        made = self.ledger.group_counts[ids, name]
         key = ids, name, made[member.replica_id]
         made[member.replica_id] += 1
-        group = self.ledger.making.get(key)
+        group = self.ledger.partial_groups.get(key)
         if group is None:
-            # the creation is what each of them makes first
-            group = self.ledger.making[key] = self.ledger.make(key, (code, offset), sequence=-1)
-        joined = group.member_of(member.replica_id)
-        joined.sequence = -1
-        call = Call("new_group", members=group.key[0], name=name)
-        slot = group.post(joined, call, code, offset, path)
+            group = self.ledger.partial_groups[key] = self.ledger.make(key, (code, offset), sequence=-1)
+        own = group.member_of(member.replica_id)
+        call = Call("new_group", members=group.key[0], name=name)  # one tuple for all: thousands compare it
+        slot = group.post(own, call, code, offset, path)
         if slot.matched:
             group.complete(slot)
-            del self.ledger.making[key]
-        return joined
+            del self.ledger.partial_groups[key]
+        return own
 
     # Trouble.
 
     def doom(self, number: int) -> None:
-        """Stop matching slots from that number on."""
+        """Match no slot from that number on."""
         if self.doomed is None or number < self.doomed:
             self.doomed = number
             self._unsettled = None
             self.ledger.troubled.add(self)
 
     def abandon(self, member: Member, slot: Slot) -> None:
-        """Note that a member was cancelled out of a slot that is not complete."""
+        """Note that a member was cancelled out of an incomplete slot."""
         number = slot.number
         member.abandoned = number if member.abandoned is None else min(member.abandoned, number)
         member.abandoned_at = member.sequence
@@ -434,15 +395,15 @@ class Group:
     def note_end(self, member: Member) -> None:
         """Note that the function of a member's replica has ended."""
         self._first_gone = min(self._first_gone, member.sequence)
-        unmet = [number for number in self.open if number >= member.sequence]
-        if unmet:
-            self.doom(min(unmet))
+        lacking = [number for number in self.open if number >= member.sequence]
+        if lacking:
+            self.doom(min(lacking))
         elif self.joining is not None and member.joined_at is None:
             self.doom(self.number_of_join())
         self.consider(member)
 
     def consider(self, member: Member) -> None:
-        """Look again whether a member has settled, now that it has done something."""
+        """Update whether a member of a doomed group has settled."""
         if self.doomed is None or self._unsettled is None:
             return
         if member.has_settled(self.doomed):
@@ -463,80 +424,55 @@ class Group:
 
     def record(self) -> GroupRecord:
         """Return the group's state at this moment."""
-        from aiodist._core.snapshot import GroupRecord, MemberRecord, SlotRecord  # loaded when something is to be shown
-
-        def shown(slot: Slot, number: int) -> SlotRecord:
-            waiting = tuple(m.replica_id for m in members if slot.waiters[m.position] is not None)
-            return SlotRecord(number, recording.posts_in(slot), waiting)
+        from aiodist._core.snapshot import GroupRecord, MemberRecord, SlotRecord  # loaded when there is a report
 
         members = sorted(self.members, key=lambda member: member.replica_id)
-        recording = _Recording(members)
-        left = [*self.open.values(), *(slot for slot in self.unmet if slot.number < _JOINED)]
+        everyone = tuple(member.replica_id for member in members)
+        known: dict[tuple[Any, ...], Post] = {}
+
+        def post(raw: RawPost) -> Post:
+            call, code, offset, path = raw
+            key = (id(call), id(code), offset, path)
+            return known.get(key) or known.setdefault(key, post_of(raw))
+
+        def posts(there: list[Member], first: RawPost, others: Others | None) -> Posts:
+            if not others:
+                ids = everyone if len(there) == len(members) else tuple(member.replica_id for member in there)
+                return ((post(first), ids),) if ids else ()
+            by_post: dict[Post, list[int]] = {}
+            for member in there:
+                by_post.setdefault(post(others.get(member.position, first)), []).append(member.replica_id)
+            return tuple((each, tuple(ids)) for each, ids in by_post.items())
+
+        def not_in(absent: tuple[int, ...]) -> list[Member]:
+            return [member for member in members if member.position not in absent] if absent else members
+
+        def slot_record(slot: Slot, number: int) -> SlotRecord:
+            if slot is self.joining:
+                there = [member for member in members if member.position in (slot.others or {})]
+            else:
+                there = [member for member in not_in(slot.absent) if member.sequence > number]
+            waiting = tuple(m.replica_id for m in members if slot.waiters[m.position] is not None)
+            return SlotRecord(number, posts(there, slot.raw, slot.others), waiting)
+
+        open_slots = [*self.open.values(), *(slot for slot in self.failed if slot.number < _JOINED)]
         return GroupRecord(
             self.key,
-            self._made_at(),
+            None if self.made_at is None else place(*self.made_at),
             tuple(MemberRecord(m.replica_id, m.next_number, m.joined_at is not None, m.abandoned) for m in members),
             tuple(
-                SlotRecord(number, recording.matched(first, others or {}, absent))
+                SlotRecord(number, posts(not_in(absent), first, others))
                 for number, first, others, absent in self.history
                 if number not in self.open
             ),
-            tuple(shown(slot, slot.number) for slot in sorted(left, key=lambda slot: slot.number)),
-            None if self.joining is None else shown(self.joining, self.number_of_join()),
+            tuple(slot_record(slot, slot.number) for slot in sorted(open_slots, key=lambda slot: slot.number)),
+            None if self.joining is None else slot_record(self.joining, self.number_of_join()),
         )
 
     def label(self) -> str | None:
         """Return what reports call the group."""
-        made_at = None if -1 in self.open else self._made_at()
-        return group_label(*self.key, None if made_at is None else made_at.location)
-
-    def _made_at(self) -> Place | None:
-        creation = self.open.get(-1)
-        differs = creation is not None and self.doomed is not None and creation.others
-        return None if self.made_at is None or differs else place(*self.made_at)
-
-
-Posts: TypeAlias = tuple[tuple[Post, tuple[int, ...]], ...]
-"""Distinct posts, each with the ids of the replicas that made it."""
-
-
-class _Recording:
-    """Tells who has posted what in slots of these members; equal posts become one object."""
-
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._members = members
-        self._everyone = tuple(member.replica_id for member in members)
-        self._known: dict[tuple[Any, ...], Post] = {}
-
-    def matched(self, first: RawPost, others: Others, absent: tuple[int, ...]) -> Posts:
-        """Return the posts of an entry of the history."""
-        if not others and not absent:
-            return ((self._post(first), self._everyone),)
-        return self._posted((member for member in self._members if member.position not in absent), first, others)
-
-    def posts_in(self, slot: Slot) -> Posts:
-        """Return the posts in a slot that is not complete, or was completed with an error."""
-        others = slot.others or {}
-        if slot is slot.group.joining:
-            there = [member for member in self._members if member.position in others]
-        else:
-            posted = (member for member in self._members if member.sequence > slot.number)
-            there = [member for member in posted if member.position not in slot.absent]
-        return self._posted(there, slot.raw, others)
-
-    def _posted(self, there: Iterable[Member], first: RawPost, others: Others) -> Posts:
-        found: dict[Post, list[int]] = {}
-        for member in there:
-            found.setdefault(self._post(others.get(member.position, first)), []).append(member.replica_id)
-        return tuple((post, tuple(ids)) for post, ids in found.items())
-
-    def _post(self, raw: RawPost) -> Post:
-        call, code, offset, path = raw
-        key = (id(call), id(code), offset, path)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = post_of(raw)
-        return found
+        made_at = None if self.made_at is None or -1 in self.open else place(*self.made_at).location
+        return group_label(*self.key, made_at)
 
 
 class Ledger:
@@ -547,13 +483,6 @@ class Ledger:
         order_check: how call sites are compared.
         total: how many replicas the run has over all processes; None for these alone.
         slot_type: the class of slots.
-
-    Attributes:
-        root: the run's own group, of all replicas.
-        made: by members and name, how many such groups each replica has made, from any context.
-        making: the groups that not all of their members have made yet.
-        troubled: the groups that are doomed.
-        held: the groups that have open slots; the others are known weakly.
     """
 
     def __init__(
@@ -568,25 +497,22 @@ class Ledger:
         self.slot_type = slot_type
         self.replicas: list[Replica] = [Replica(replica_id) for replica_id in replicas]
         self.replica_by_id: dict[int, Replica] = {replica.id: replica for replica in self.replicas}
-        self.troubled: set[Group] = set()
-        self.made: defaultdict[tuple[tuple[int, ...], str | None], Counter[int]] = defaultdict(Counter)
-        self.making: dict[GroupKey, Group] = {}
-        self._serial = 0
+        self.troubled: set[Group] = set()  # the doomed ones
+        # How many groups with certain members and a certain name each replica has made.
+        self.group_counts: defaultdict[tuple[tuple[int, ...], str | None], Counter[int]] = defaultdict(Counter)
+        self.partial_groups: dict[GroupKey, Group] = {}  # those that some of their members have not made yet
+        self._groups_made = 0
         self._groups: WeakSet[Group] = WeakSet()
-        self.held: set[Group] = set()
+        self.active_groups: set[Group] = set()  # those with open slots
         self._recent: deque[Group] | None = None if total is None else deque(maxlen=_MOST_RECENT)
         ids = everyone(total) if total is not None else tuple(replicas)
-        self.root: Group = Group(self, (ids, None, -1), self.replicas, None)
-
-    def next_serial(self) -> int:
-        """Return the number of the next group that is made."""
-        self._serial += 1
-        return self._serial - 1
+        self.root: Group = Group(self, (ids, None, -1), self.replicas, None, 0)
 
     def make(self, key: GroupKey, made_at: tuple[Any, int] | None = None, *, sequence: int = 0) -> Group:
-        """Return a new group, kept as long as somebody holds it; its members begin with that number."""
+        """Return a new group, to which the ledger refers weakly; its members begin with that number."""
         own = [self.replica_by_id[each] for each in key[0] if each in self.replica_by_id]
-        group = Group(self, key, own, made_at)
+        self._groups_made += 1
+        group = Group(self, key, own, made_at, self._groups_made)
         for member in group.members:
             member.sequence = sequence
             if member.replica.end is not None:
@@ -594,61 +520,61 @@ class Ledger:
         self._groups.add(group)
         return group
 
-    def let_go(self, group: Group) -> None:
-        """Stop holding a group whose slots are all complete.
+    def release(self, group: Group) -> None:
+        """Drop the reference to a group whose slots are all complete.
 
-        A slot that is complete here may still be open in another process. So the latest group is kept a little longer:
-        otherwise a replica that has made all its calls in a group, and has ended, would seem not to have made it.
+        A slot that is complete here may still be open in another process. So the latest groups are kept a little
+        longer: otherwise a replica that has made all its calls in a group, and has ended, would seem not to have made
+        it.
         """
-        self.held.discard(group)
+        self.active_groups.discard(group)
         if self._recent is not None and (not self._recent or self._recent[-1] is not group):
             self._recent.append(group)
 
     def groups(self) -> list[Group]:
-        """Return every group of the run, its own first, in the order in which they were made."""
+        """Return every group of the run, in the order in which they were made; the run's own is the first."""
         return [self.root, *sorted(self._groups, key=lambda group: group.serial)]
 
     def end(self, replica: Replica, state: ReplicaState) -> None:
-        """Note that a replica's function has ended, and how: in all groups of the run."""
+        """Note, in all groups of the run, that a replica's function has ended, and how."""
         replica.end = state
         for member in sorted(replica.members, key=lambda member: member.group.serial):
             member.group.note_end(member)
 
     def open_slots(self) -> list[Slot]:
-        """Return the slots of all groups that are not complete, by group and number, joins last."""
+        """Return the incomplete slots of all groups, by group and number, a group's join last."""
         return [slot for group in self.groups() for slot in sorted(group.slots(), key=lambda slot: slot.number)]
 
     def progress(self) -> tuple[int, ...]:
-        """Return counters: one of them changes whenever a replica posts or ends, or a collective completes."""
+        """Return counters, of which one changes whenever a replica posts or ends, or a collective completes."""
         groups = self.groups()
         return (
             sum(member.sequence for group in groups for member in group.members),
             sum(len(group.open) + (group.joining is not None) for group in groups),
             sum(replica.end is not None for replica in self.replicas),
-            self._serial,
+            self._groups_made,
         )
 
     def stuck(self) -> set[int]:
-        """Return the ids of replicas that wait for each other in slots, if none of their tasks still runs.
+        """Return the ids of replicas that wait for each other in slots, assuming that none of their tasks still runs.
 
-        What replicas of other processes do is not known here: they are assumed to wait, too.
+        Replicas of other processes are assumed to wait, too.
         """
         waits: dict[int, list[Slot]] = {}
         blockers: dict[Slot, list[int]] = {}
-        for group in self.groups():
-            for slot in group.slots():
-                spans = group.size != len(group.members)
-                if (slot.missing or spans) and slot.has_waiters():
-                    missing = [m.replica_id for m in group.members if not m.has_posted(slot)]
-                    blockers[slot] = [*missing, _ELSEWHERE] if spans else missing
-                    for member in group.members:
-                        if slot.waiters[member.position] is not None:
-                            waits.setdefault(member.replica_id, []).append(slot)
+        for slot in self.open_slots():
+            members = slot.group.members
+            elsewhere = [_ELSEWHERE] if slot.group.size != len(members) else []
+            if (slot.missing or elsewhere) and slot.has_waiters():
+                blockers[slot] = [*(m.replica_id for m in members if not m.has_posted(slot)), *elsewhere]
+                for member in members:
+                    if slot.waiters[member.position] is not None:
+                        waits.setdefault(member.replica_id, []).append(slot)
         return stuck(waits, blockers, (_ELSEWHERE,))
 
     def snapshot(self, facts: Iterable[ReplicaFacts] = (), **more: Any) -> Snapshot:
-        """Return what every replica called and where it is, with ``facts`` on each and other fields of `Snapshot`."""
-        from aiodist._core.snapshot import ReplicaFacts, Snapshot  # loaded when something is to be shown
+        """Return a snapshot, with ``facts`` on each replica; ``more`` are further fields of `Snapshot`."""
+        from aiodist._core.snapshot import ReplicaFacts, Snapshot  # loaded when there is a report
 
         known = tuple(facts) or tuple(ReplicaFacts(each.id, f"CPU:{each.id}", each.end) for each in self.replicas)
         return Snapshot(self.order_check, known, tuple(group.record() for group in self.groups()), **more)

@@ -1,7 +1,7 @@
 """The recorder: the last collectives of every replica, readable at any time, also after a failure.
 
-It costs nothing extra: for its reports a ledger keeps the open slots and a ring of its last matched collectives, which
-the replicas share. Texts and places are made when somebody reads them.
+It costs nothing extra: a ledger keeps its open slots and a ring of its last matched collectives for its reports anyway.
+Texts and places are made when they are read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from aiodist._core.ledger import HISTORY, Ledger
 from aiodist._core.snapshot import GroupRecord
 from aiodist._core.terms import Location
-from aiodist._core.text import alike, count, ids_briefly, shown
+from aiodist._core.text import count, ids_briefly, ids_by_value, shown
 
 _SHOWN = 10
 
@@ -54,7 +54,7 @@ class RunRecord:
         self.devices: tuple[str, ...] = tuple(devices)
         self.in_progress: bool = in_progress
         if in_progress:
-            _ = self._groups  # as they are now; those of a run that has ended do not change
+            _ = self._groups  # recorded now; those of a run that has ended no longer change
 
     @cached_property
     def _groups(self) -> list[GroupRecord]:
@@ -77,7 +77,7 @@ class RunRecord:
         return tuple(call for group in self._groups for call in _calls(group, replica_id)[-HISTORY:])
 
     def __str__(self) -> str:
-        last = alike((self.calls(replica.id)[-_SHOWN:], replica.id) for replica in self._ledger.replicas)
+        last = ids_by_value((self.calls(replica.id)[-_SHOWN:], replica.id) for replica in self._ledger.replicas)
         state = "in progress" if self.in_progress else "ended"
         lines = [f"run of {count(len(self.devices), 'replica')}, {state}"]
         for calls, members in last.items():
@@ -89,7 +89,7 @@ class RunRecord:
 def _calls(group: GroupRecord, replica_id: int) -> list[RecordedCall]:
     label, everyone = group.label(), len(group.key[0])
     slots = [(slot, True) for slot in group.history if slot.number >= 0]
-    slots += [(slot, len(slot.posts) == 1 and len(slot.posts[0][1]) == everyone) for slot in group.left]
+    slots += [(slot, len(slot.posts) == 1 and len(slot.posts[0][1]) == everyone) for slot in group.unfinished]
     posts = ((slot.number, slot.post_of(replica_id), complete) for slot, complete in slots)
     return [
         RecordedCall(number, str(post.call), post.location, complete, label)
@@ -99,15 +99,10 @@ def _calls(group: GroupRecord, replica_id: int) -> list[RecordedCall]:
 
 
 class RecordedRuns:
-    """The runs of a strategy that its `Recorder` shows.
-
-    Attributes:
-        running: the ledgers of the runs in progress, in the order in which they began, with their replicas' devices.
-        last: the last run that ended; None before the first.
-    """
+    """The runs that a strategy's `Recorder` shows."""
 
     def __init__(self) -> None:
-        self.running: dict[Ledger, Sequence[str]] = {}
+        self.running: dict[Ledger, Sequence[str]] = {}  # in the order in which they began, with the replicas' devices
         self.last: RunRecord | None = None
 
     def begin(self, ledger: Ledger, devices: Sequence[str]) -> None:
@@ -136,7 +131,7 @@ class Recorder:
     @property
     def running(self) -> tuple[RunRecord, ...]:
         """A record of each run in progress, as it is now, in the order in which they began."""
-        runs = list(self._runs.running.items())  # copied at once: others may begin and end in other threads
+        runs = list(self._runs.running.items())  # copied at once, because runs begin and end in other threads
         return tuple(RunRecord(ledger, devices, in_progress=True) for ledger, devices in runs)
 
     @property

@@ -1,4 +1,4 @@
-"""Rendering: the result of an analysis as text: headline, who asked for what, what differs, hints.
+"""Rendering: the result of an analysis as text: headline, each replica's call, what differs, how it came about, advice.
 
 A line that has nothing to say is left out. Replicas that do the same share a line, so a text about thousands of them
 fits on a screen.
@@ -20,13 +20,13 @@ from aiodist._core.report import DivergenceKind, ReplicaReport
 from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import (
     WIDTH,
-    alike,
     clause,
     count,
+    cut,
     fitted,
     ids_briefly,
+    ids_by_value,
     noun,
-    on_a_screen,
     place,
     shortened,
     shown,
@@ -35,9 +35,9 @@ from aiodist._core.text import (
 )
 from aiodist._core.trouble import Collective
 
+MOST_PLACES = 6
 _MOST_PARTITIONS = 8
 _MOST_PATHS = 4
-_MOST_PLACES = 6
 _MOST_STEPS = 6
 _MOST_DEVICES = 2
 _LONGEST_CALL = 60
@@ -48,20 +48,20 @@ _ids = partial(ids_briefly, most_runs=12)
 _clause = partial(clause, most_runs=12)
 
 
-def text(trouble: Collective) -> str:
-    """Return the whole text."""
-    circle = trouble.picture.snapshot.circle
+def trouble_text(trouble: Collective) -> tuple[list[str], tuple[str, ...]]:
+    """Return the lines on a collective in trouble, and the advice."""
+    circle = trouble.index.snapshot.circle
     lines = [
         _headline(trouble),
-        *_who(trouble),
-        *_what_differs(trouble),
+        *_replica_lines(trouble),
+        *_difference(trouble),
         *trouble.cancellations,
         *([f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.label}."] if trouble.unmade_by else []),
         *([circle] if circle and trouble.reason is Reason.TIMEOUT else []),
         *_last_agreement(trouble),
         *_divergence(trouble),
     ]
-    return on_a_screen(lines, hints(trouble))
+    return lines, tuple(fitted(_advice(trouble)))
 
 
 # Replicas that wait for each other.
@@ -83,36 +83,34 @@ class Step(NamedTuple):
 
 
 def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the lines on replicas that wait for each other in collectives of several groups, and what to do."""
+    """Return the lines on replicas that wait for each other in collectives of several groups, and the advice."""
     everyone = {i for step in steps for i in step.replicas}
     each = "each in another group's collective" if len(everyone) == len(steps) else "in collectives of several groups"
     shown_steps = list(map(str, steps))
     if len(steps) > _MOST_STEPS:
         shown_steps[_MOST_STEPS - 1 : -1] = [f"  … and {len(steps) - _MOST_STEPS} more"]
-    unmade = ((step.waits_in.creation, step.odd) for step in steps)
-    creations = [(creation.slot.posts[0][0].location, odd) for creation, odd in unmade if creation is not None]
-    places = [*creations, *((step.post.location, step.odd) for step in steps)]
-    differ, advice = _groups_differ(steps)
+    unmade = [(creation, step) for step in steps if (creation := step.waits_in.unmade) is not None]
+    places = [(creation.slot.posts[0][0].location, step.odd) for creation, step in unmade]
+    places += [(step.post.location, step.odd) for step in steps]
+    differ, advice = _groups_differ(steps, unmade)
     lines = [
         f"{ids_briefly(everyone)} wait for each other, {each}",
         *(f"{line}," for line in shown_steps[:-1]),
         shown_steps[-1],
-        *source_lines(places[:_MOST_PLACES]),
+        *source_lines(places[:MOST_PLACES]),
         *differ,
     ]
     return lines, tuple(fitted([advice]))
 
 
-def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], str]:
-    """Say how the groups of a cycle differ, and what to do about it."""
-    creations = ((step.waits_in.creation, step.replicas) for step in steps)
-    unmade = [(creation, replicas) for creation, replicas in creations if creation is not None]
+def _groups_differ(steps: Sequence[Step], unmade: Sequence[tuple[Collective, Step]]) -> tuple[list[str], str]:
+    """Return how the groups of a cycle differ, and the advice; ``unmade`` are the incomplete creations."""
     if len({creation.group.key for creation, _ in unmade}) > 1:
-        calls = ((shortened(str(creation.slot.posts[0][0].call), _LONGEST_CALL), ids) for creation, ids in unmade)
-        told = ", ".join(f"{call} on {ids_briefly(ids)}" for call, ids in calls)
-        return [f"The members, the order or the names of their groups differ: {told}."], _SAME_GROUP
+        calls = [(shortened(str(each.slot.posts[0][0].call), _LONGEST_CALL), step.replicas) for each, step in unmade]
+        listed = ", ".join(f"{call} on {ids_briefly(ids)}" for call, ids in calls)
+        return [f"The members, the order or the names of their groups differ: {listed}."], _SAME_GROUP
     if unmade:
-        creation = unmade[0][0]
+        creation, _ = unmade[0]
         others = set(creation.group.key[0]) - creation.records.keys()
         return [f"{upper(clause(others, 'has'))} not made {creation.label}."], _SAME_GROUP
     labels = [step.waits_in.label for step in steps]
@@ -122,66 +120,57 @@ def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], str]:
     return [], _SAME_ORDER
 
 
-_SAME_GROUP = "Every member must make the group: of the same replicas, in the same order, under the same name."
-_SAME_CONTEXT = "The context must be the same on every replica: the run's, or the group's."
-_SAME_ORDER = (
-    "Issue the collectives of groups in the same order on every replica, or issue those of each group in a task of "
-    "their own."
-)
-
-
 # The headline.
 
 
 def _headline(trouble: Collective) -> str:
-    number = _collective(trouble)
+    collective = _collective(trouble)
     match trouble.reason:
         case Reason.EXITED:
-            without = f"making {trouble.label}" if trouble.number < 0 else number
-            return f"{_ids(trouble.exited)} ended without {without}, which {_others(trouble)}"
+            without = f"making {trouble.label}" if trouble.number < 0 else collective
+            return f"{_ids(trouble.exited)} ended without {without}, which {_what_others_do(trouble)}"
         case Reason.ABANDONED:
-            return f"{_clause(trouble.abandoned, 'was')} cancelled out of {number} before it was complete"
+            return f"{_clause(trouble.abandoned, 'was')} cancelled out of {collective} before it was complete"
         case Reason.UNMATCHED:
             return _unmatched(trouble)
         case Reason.TIMEOUT:
             seconds = trouble.timeout_seconds
             failed = f"timed out after {seconds:.3g} s" if seconds else "cannot be completed"
-            return f"{number} {failed}: {_what_is_late(trouble)}"
-    return f"{noun()}s disagree at {number}"
-
-
-def _unmatched(trouble: Collective) -> str:
-    (here, *_), post, _ = trouble.partitions[0]
-    there = next(r.replica_id for r in trouble.replicas if r.replica_id != here)
-    if there in trouble.picture.unknown:
-        return f"{noun()} {here} waits in {post.call}, and nothing is known of {noun()} {there}"
-    if post.call.role.startswith("send"):
-        return f"{noun()} {there} does not receive what {noun()} {here} sends"
-    return f"{noun()} {there} does not send what {noun()} {here} is to receive"
+            return f"{collective} {failed}: {_what_is_late(trouble)}"
+    return f"{noun()}s disagree at {collective}"
 
 
 def _collective(trouble: Collective) -> str:
     if trouble.number < 0:
         return f"the creation of {trouble.label}"
     number = f"collective #{trouble.number}"
-    if trouble.joining:
+    if trouble.is_join:
         number = f"the join ({number})"
     return f"{number} of {trouble.label}" if trouble.label is not None else number
 
 
-def _others(trouble: Collective) -> str:
-    waiting = [r.replica_id for r in trouble.replicas if r.state is ReplicaState.WAITING]
+def _what_others_do(trouble: Collective) -> str:
+    waiting = [i for i, replica in trouble.reports.items() if replica.state is ReplicaState.WAITING]
     if waiting and trouble.number >= 0:
         return f"{_clause(waiting, 'waits')} in"
-    called = "made" if trouble.number < 0 else "called"
-    others = {r.replica_id for r in trouble.replicas}.difference(trouble.exited)
-    return f"{_ids(others) if others else 'nobody'} {called}"
+    others = trouble.reports.keys() - set(trouble.exited)
+    return f"{_ids(others) if others else 'nobody'} {'made' if trouble.number < 0 else 'called'}"
+
+
+def _unmatched(trouble: Collective) -> str:
+    (here, *_), post, _ = trouble.partitions[0]
+    there = next(i for i in trouble.reports if i != here)
+    if there in trouble.index.unknown:
+        return f"{noun()} {here} waits in {post.call}, and nothing is known of {noun()} {there}"
+    if post.call.role.startswith("send"):
+        return f"{noun()} {there} does not receive what {noun()} {here} sends"
+    return f"{noun()} {there} does not send what {noun()} {here} is to receive"
 
 
 def _what_is_late(trouble: Collective) -> str:
-    arrived = {replica_id for members, _, _ in trouble.partitions for replica_id in members}
-    absent = {r.replica_id for r in trouble.replicas} - arrived
-    missing = absent - trouble.picture.unknown
+    arrived = {replica_id for partition in trouble.partitions for replica_id in partition.replicas}
+    absent = trouble.reports.keys() - arrived
+    missing = absent - trouble.index.unknown
     wait = _clause(arrived, "waits") if arrived else "nobody waits"
     if missing:
         return f"{_clause(missing, 'has')} not arrived, {wait} in it"
@@ -190,44 +179,24 @@ def _what_is_late(trouble: Collective) -> str:
     return "its merge function has not returned" if trouble.merges else "all have arrived, but their values have not"
 
 
-# Who asked for what, and where: the lines that begin with a replica, and the source lines below them.
-
-
-def _who(trouble: Collective) -> list[str]:
-    marked, leaf, calls = set(trouble.odd), _leaf_apart(trouble), dict[int, str]()
-    for members, post, _ in trouble.partitions:
-        calls.update(dict.fromkeys(members, _shown_call(post.call, leaf)))
-    doing = {r.replica_id: _doing(trouble, r, calls.get(r.replica_id)) for r in trouble.replicas}
-    return [*_rows(trouble, marked, doing), *_source_lines(trouble, marked, doing), *_waits(trouble)]
+# What each replica called, and where: the lines that begin with a replica, and the source lines below them.
 
 
 _Doing: TypeAlias = Mapping[int, tuple[str, Location | None]]
+"""What each replica does, and where."""
 
 
-def _rows(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
-    """Return one line for all replicas that do the same, with the odd ones marked and last."""
-    rows_of = alike(
-        ((replica_id in marked, what, shown(at) if at is not None else ""), replica_id)
-        for replica_id, (what, at) in doing.items()
-    )
-    ordered = sorted(rows_of.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0]))
-    rows = [
-        (mark, ids_briefly(own), _devices(trouble, own), what, where)
-        for (mark, what, where), own in ordered[:_MOST_PARTITIONS]
-    ]
-    rest = sum(len(own) for _, own in ordered[_MOST_PARTITIONS:])
-    more = [f"  … and {count(rest, noun())} in {len(ordered) - _MOST_PARTITIONS} more ways"] if rest else []
-    return _columns(rows) + more
-
-
-def _devices(trouble: Collective, replicas: Sequence[int]) -> str:
-    if len(replicas) > _MOST_DEVICES:
-        return count(len(replicas), noun())
-    return ", ".join(trouble.reports[replica_id].device for replica_id in replicas)
+def _replica_lines(trouble: Collective) -> list[str]:
+    leaf = _differing_leaf(trouble)
+    calls: dict[int, str] = {}
+    for each in trouble.partitions:
+        calls.update(dict.fromkeys(each.replicas, _shown_call(each.post.call, leaf)))
+    doing = {i: _doing(trouble, replica, calls.get(i)) for i, replica in trouble.reports.items()}
+    return [*_rows(trouble, doing), *_source_lines(trouble, doing), *_waits(trouble)]
 
 
 def _shown_call(call: Call, leaf: int | None) -> str:
-    """Return a call as text; for a large nest, only what differs."""
+    """Return a call as text; for a large nest, only the leaf that differs."""
     whole = str(call)
     if call.structure is None or len(whole) <= _LONGEST_CALL:
         return whole
@@ -239,23 +208,41 @@ def _shown_call(call: Call, leaf: int | None) -> str:
 
 def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tuple[str, Location | None]:
     """Return what a replica does, and where; ``call`` is its call in the collective in question, if it has made one."""
-    replica_id, picture = replica.replica_id, trouble.picture
+    replica_id, index = replica.replica_id, trouble.index
     calls_made = replica.history[-1].sequence_number + 1 if replica.history else 0
     made = f"after {count(calls_made, 'collective')}"
     if replica.call is not None:
         return call or replica.call, replica.location
-    if replica_id in picture.unknown:
+    if replica_id in index.unknown:
         return "nothing is known of it", None
     if replica.state is ReplicaState.EXITED:
         value = "" if replica.returned in (None, "None") else f"{replica.returned} "
         return f"returned {value}{made}", replica.ended_at
     if replica.state.ended:
         return f"{replica.state} {made}", None
-    for other in picture.waits.get(replica_id, ()):
+    for other in index.waits.get(replica_id, ()):
         record = other.records[replica_id]
         return f"waits in {other.with_group(record.call)}", record.location
-    what = "cancelled out of it, goes on" if replica_id in trouble.abandoned else "elsewhere"
+    what = "cancelled out of it, continues" if replica_id in trouble.abandoned else "elsewhere"
     return f"{what}, {made}", replica.stack[-1] if replica.stack else None
+
+
+def _rows(trouble: Collective, doing: _Doing) -> list[str]:
+    """Return one line for all replicas that do the same, with the minority marked and last."""
+    minority = set(trouble.minority)
+    by_row = ids_by_value(
+        ((replica_id in minority, what, shown(at) if at is not None else ""), replica_id)
+        for replica_id, (what, at) in doing.items()
+    )
+    ordered = sorted(by_row.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0]))
+    rows = []
+    for (mark, what, where), ids in ordered[:_MOST_PARTITIONS]:
+        devices = [trouble.reports[replica_id].device for replica_id in ids[:_MOST_DEVICES]]
+        device = ", ".join(devices) if len(ids) <= _MOST_DEVICES else count(len(ids), noun())
+        rows.append((mark, ids_briefly(ids), device, what, where))
+    rest = sum(len(ids) for _, ids in ordered[_MOST_PARTITIONS:])
+    more = [f"  … and {count(rest, noun())} in {len(ordered) - _MOST_PARTITIONS} more ways"] if rest else []
+    return _columns(rows) + more
 
 
 def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
@@ -274,57 +261,55 @@ def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
     return lines
 
 
-def _source_lines(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
-    """Return the source lines of the first few places in the text, with the odd ones marked.
+def _source_lines(trouble: Collective, doing: _Doing) -> list[str]:
+    """Return the source lines of the first few places in the text, with those of the minority marked.
 
     The lines of different callers of a shared helper come before the helper's own line.
     """
-    chains = {members[0]: chain for (members, *_), chain in zip(trouble.partitions, trouble.chains, strict=False)}
+    minority = set(trouble.minority)
+    chains = {each.replicas[0]: chain for each, chain in zip(trouble.partitions, trouble.chains, strict=False)}
     places: dict[Location, bool] = {}
-    shared: dict[Location, bool] = {}
-    for replica_id in sorted(doing, key=marked.__contains__):
+    helpers: dict[Location, bool] = {}
+    for replica_id in sorted(doing, key=minority.__contains__):
         for at in chains.get(replica_id, ()):
-            places.setdefault(at, replica_id in marked)
+            places.setdefault(at, replica_id in minority)
         here = doing[replica_id][1]
         if here is not None and any(chains.values()):
-            shared[here] = False
+            helpers[here] = False
         elif here is not None:
-            places.setdefault(here, replica_id in marked)
-    return source_lines([*places.items(), *shared.items()][:_MOST_PLACES])
+            places.setdefault(here, replica_id in minority)
+    return source_lines([*places.items(), *helpers.items()][:MOST_PLACES])
 
 
 def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:
     """Return the source lines at some places, some of which are marked."""
     lines: dict[tuple[str, str], bool] = {}
     for at, mark in places:
-        lines.setdefault((place(at), source.line_at(at)), mark)
-    width = max((len(where) for where, line in lines if line), default=0)
-    return [
-        f"{'>' if mark else ' '}   {where:<{width}}  {_cut(line, max(_SHORTEST_LINE, WIDTH - width - 6))}"
-        for (where, line), mark in lines.items()
-        if line
-    ]
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 1]}…"
+        line = source.line_at(at)
+        if line:
+            lines.setdefault((place(at), line), mark)
+    width = max((len(where) for where, _ in lines), default=0)
+    room = max(_SHORTEST_LINE, WIDTH - width - 6)
+    return [f"{'>' if mark else ' '}   {where:<{width}}  {cut(line, room)}" for (where, line), mark in lines.items()]
 
 
 def _waits(trouble: Collective) -> list[str]:
     """Return what replicas wait for outside of collectives, with one line for all that wait for the same thing."""
-    told = alike((each.waits_for, each.replica_id) for each in trouble.replicas if each.waits_for is not None)
+    waits = ids_by_value(
+        (each.waits_for, each.replica_id) for each in trouble.reports.values() if each.waits_for is not None
+    )
     lines = []
-    for what, members in list(told.items())[:_MOST_PLACES]:
+    for what, ids in list(waits.items())[:MOST_PLACES]:
         verb, _, rest = what.partition(" ")
-        lines.append(f"{upper(clause(members, verb))} {rest}.")
+        lines.append(f"{upper(clause(ids, verb))} {rest}.")
     return lines
 
 
-# What differs inside the calls: the first field that is not the same, where the rows do not show it.
+# What differs inside the calls: the first field that is not the same, unless the rows show it.
 
 
-def _what_differs(trouble: Collective) -> list[str]:
-    calls, reason, leaf = [post.call for _, post, _ in trouble.partitions], trouble.reason, _leaf_apart(trouble)
+def _difference(trouble: Collective) -> list[str]:
+    calls, reason, leaf = _calls(trouble), trouble.reason, _differing_leaf(trouble)
     if leaf is not None:
         what = "array type" if reason is Reason.DEVICE else reason
         where = f"{what} differs at value{calls[0].paths[leaf]}"
@@ -340,21 +325,25 @@ def _what_differs(trouble: Collective) -> list[str]:
     return []
 
 
+def _calls(trouble: Collective) -> list[Call]:
+    return [each.post.call for each in trouble.partitions]
+
+
 _LEAF_FIELDS = {Reason.SHAPE: 0, Reason.DTYPE: 1, Reason.DEVICE: 2}
 
 
-def _leaf_apart(trouble: Collective) -> int | None:
-    """Return the index of the first leaf that differs, if the report is about a shape, dtype or device in a nest."""
-    field, calls = _LEAF_FIELDS.get(trouble.reason), [post.call for _, post, _ in trouble.partitions]
+def _differing_leaf(trouble: Collective) -> int | None:
+    """Return the index of the first leaf that differs, if the reason is a shape, dtype or device in a nest."""
+    field, calls = _LEAF_FIELDS.get(trouble.reason), _calls(trouble)
     if field is None or calls[0].structure is None:
         return None
-    every = enumerate(zip(*(call.leaves for call in calls), strict=True))
-    return next((index for index, leaves in every if len({leaf[field] for leaf in leaves}) > 1), None)
+    leaves = enumerate(zip(*(call.leaves for call in calls), strict=True))
+    return next((index for index, column in leaves if len({leaf[field] for leaf in column}) > 1), None)
 
 
 def _sites_differ(trouble: Collective) -> list[str]:
     """Distinguish calls on one line, by their columns or their callers."""
-    for depth, sites in enumerate(zip(*(post.path for _, post, _ in trouble.partitions), strict=False)):
+    for depth, sites in enumerate(zip(*(each.post.path for each in trouble.partitions), strict=False)):
         if len({site[:3] for site in sites}) > 1:
             on_one_line = len({site[:2] for site in sites}) == 1
             if not depth and not on_one_line:
@@ -365,12 +354,12 @@ def _sites_differ(trouble: Collective) -> list[str]:
     return []
 
 
-def _on_each(trouble: Collective, what: Iterable[str]) -> str:
-    """Say which text applies to which replicas."""
-    partitions = zip(what, trouble.partitions, strict=True)
-    found = alike((each, replica_id) for each, (members, *_) in partitions for replica_id in members)
-    told = [f"{each} on {ids_briefly(members)}" for each, members in list(found.items())[:_MOST_PARTITIONS]]
-    return ", ".join(told if len(told) == len(found) else [*told, "…"])
+def _on_each(trouble: Collective, texts: Iterable[str]) -> str:
+    """Return each partition's text with the replicas to which it applies."""
+    pairs = zip(texts, trouble.partitions, strict=True)
+    by_text = ids_by_value((text, i) for text, partition in pairs for i in partition.replicas)
+    parts = [f"{text} on {ids_briefly(ids)}" for text, ids in list(by_text.items())[:_MOST_PARTITIONS]]
+    return ", ".join(parts if len(parts) == len(by_text) else [*parts, "…"])
 
 
 def _function(function: Function | None) -> str:
@@ -380,10 +369,10 @@ def _function(function: Function | None) -> str:
 
 
 def _structures_differ(trouble: Collective) -> str:
-    """Say which leaves, or arguments of a merge function, only one side has, or how the containers differ."""
-    (members, post, _), *odd = trouble.partitions
-    others, other = next(one[:2] for one in odd if compare(one.post.call, post.call) is Reason.STRUCTURE)
-    a, on_a, b, on_b = post.call, ids_briefly(members), other.call, ids_briefly(others)
+    """Return which leaves, or arguments of a merge function, only one side has, or how the containers differ."""
+    first, *others = trouble.partitions
+    other = next(each for each in others if compare(each.post.call, first.post.call) is Reason.STRUCTURE)
+    a, on_a, b, on_b = first.post.call, ids_briefly(first.replicas), other.post.call, ids_briefly(other.replicas)
     (number, names), (other_number, other_names) = a.arguments or (0, a.paths), b.arguments or (0, b.paths)
     what, value = ("structures", "value") if a.arguments is None else ("arguments", "")
     if number != other_number:
@@ -391,36 +380,36 @@ def _structures_differ(trouble: Collective) -> str:
     if a.arguments is None and None in (a.structure, b.structure):
         single, nest = (on_a, on_b) if a.structure is None else (on_b, on_a)
         return f"The structures differ: a single value on {single}, a nest on {nest}."
-    mine, theirs = set(names), set(other_names)
-    alone = [f"{value}{each} is on {on_a} only" for each in names if each not in theirs]
-    alone += [f"{value}{each} is on {on_b} only" for each in other_names if each not in mine]
-    if not alone:
-        path, here, there = _parts_that_differ(a.structure or "", b.structure or "")
+    common = set(names).intersection(other_names)
+    extra = [f"{value}{each} is on {on_a} only" for each in names if each not in common]
+    extra += [f"{value}{each} is on {on_b} only" for each in other_names if each not in common]
+    if not extra:
+        path, here, there = _differing_parts(a.structure or "", b.structure or "")
         return f"The {what} differ{f' at value{path}' if path and value else ''}: {here} on {on_a}, {there} on {on_b}."
-    more = f", and {len(alone) - _MOST_PATHS} more" if len(alone) > _MOST_PATHS else ""
-    return f"The {what} differ: {', '.join(alone[:_MOST_PATHS])}{more}."
+    more = f", and {len(extra) - _MOST_PATHS} more" if len(extra) > _MOST_PATHS else ""
+    return f"The {what} differ: {', '.join(extra[:_MOST_PATHS])}{more}."
 
 
 _LEAF_NAME = "__leaf__"
 _CLASS = re.compile(r"<class '([\w.]+)'>")
 
 
-def _parts_that_differ(a: str, b: str) -> tuple[str, str, str]:
+def _differing_parts(a: str, b: str) -> tuple[str, str, str]:
     """Return the path of the smallest part in which two nests differ, and both parts, with ``*`` for leaves."""
     path, *texts = "", *(_CLASS.sub(r"\1", text.replace(LEAF, _LEAF_NAME)) for text in (a, b))
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # what stands for a key may be no expression
-        path, *nodes = _apart("", *(ast.parse(text, mode="eval").body for text in texts))
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # a key's repr may be no expression
+        path, *nodes = _differing_nodes("", *(ast.parse(text, mode="eval").body for text in texts))
         texts = list(map(ast.unparse, nodes))
     here, there = (shortened(text.replace(_LEAF_NAME, "*"), _LONGEST_PART) for text in texts)
     return path, here, there
 
 
-def _apart(path: str, a: ast.AST, b: ast.AST) -> tuple[str, ast.AST, ast.AST]:
+def _differing_nodes(path: str, a: ast.AST, b: ast.AST) -> tuple[str, ast.AST, ast.AST]:
     parts = list(zip(ast.iter_child_nodes(a), ast.iter_child_nodes(b), strict=False))
-    apart = [i for i, (x, y) in enumerate(parts) if ast.dump(x) != ast.dump(y)]
-    if len(apart) != 1 or type(a) is not type(b) or len(parts) != len(list(ast.iter_child_nodes(b))):
+    differing = [i for i, (x, y) in enumerate(parts) if ast.dump(x) != ast.dump(y)]
+    if len(differing) != 1 or type(a) is not type(b) or len(parts) != len(list(ast.iter_child_nodes(b))):
         return path, a, b
-    (index,) = apart
+    (index,) = differing
     x, y = parts[index]
     match a:
         case ast.Dict(keys=keys) if index >= len(keys):
@@ -431,17 +420,17 @@ def _apart(path: str, a: ast.AST, b: ast.AST) -> tuple[str, ast.AST, ast.AST]:
             part, x, y = f".{x.arg}", x.value, y.value
         case _:
             return path, a, b
-    return _apart(path + part, x, y)
+    return _differing_nodes(path + part, x, y)
 
 
-# What came before, and how they diverged.
+# What came before, and how the replicas diverged.
 
 
 def _last_agreement(trouble: Collective) -> list[str]:
     first = trouble.number
     if trouble.divergence is not None and trouble.divergence.kind is DivergenceKind.SWAPPED:
-        first = min(first, trouble.divergence.calls[0].sequence_number)  # from there on callers came in another order
-    common = min((replica.history for replica in trouble.replicas), key=len, default=())
+        first = min(first, trouble.divergence.calls[0].sequence_number)  # the first call with callers in another order
+    common = min((replica.history for replica in trouble.reports.values()), key=len, default=())
     last = next((record for record in reversed(common) if record.sequence_number < first), None)
     if last is not None:
         return [f"All {noun()}s agreed up to #{last.sequence_number}: {last.call} at {place(last.location)}."]
@@ -453,22 +442,16 @@ def _divergence(trouble: Collective) -> list[str]:
     if trouble.sides is None:
         return []
     divergence = trouble.divergence
-    lines = [*diff(*trouble.sides)] + ([divergence.text] if divergence is not None else [])
+    lines = [*diff(*trouble.sides), *([divergence.text] if divergence is not None else [])]
     if divergence is None or divergence.kind not in (DivergenceKind.LEFT_LOOP, DivergenceKind.OTHER_BRANCH):
-        branch = branch_line(*trouble.sides)
-        lines += [branch] if branch is not None else []
+        lines += filter(None, [branch_line(*trouble.sides)])
     return lines
 
 
-# Hints: what usually causes a disagreement, and what to do about it. Only what fits what was found.
+# Advice: what usually causes a disagreement, and what to do about it. Only what fits the findings.
 
 
-def hints(trouble: Collective) -> list[str]:
-    """Return the last lines of a text: what to do."""
-    return fitted(_hints(trouble))
-
-
-def _hints(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one return a finding, the most telling first)
+def _advice(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one return a finding, the most telling first)
     reason, divergence, sides = trouble.reason, trouble.divergence, trouble.sides or ()
     kind = divergence.kind if divergence is not None else None
     one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
@@ -476,7 +459,7 @@ def _hints(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one r
         return [*trouble.races[:2], _RACE]
     if trouble.unmade_by or (trouble.number < 0 and reason is Reason.EXITED):
         return [_SAME_GROUP]
-    if trouble.joining and reason is Reason.EXITED:
+    if trouble.is_join and reason is Reason.EXITED:
         return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
     if trouble.number < 0 and reason is Reason.CALL_SITE:
         return ["Every member must make the group at the same place, or give the group the same name."]
@@ -486,7 +469,8 @@ def _hints(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one r
         return ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
     if any(side.handles for side in sides):
         return ["Let an exception end the run, or do what follows it on every replica: reduce whether one has failed."]
-    if (one_more_or_less or reason is Reason.NAME) and _in_one_loop(trouble):
+    of_one_line = (one_more_or_less or reason is Reason.NAME) and _on_one_line(trouble)
+    if of_one_line and any(source.is_in_loop(at.file, at.line) for side in sides[:1] for at in side.path):
         return [_ITEMS]
     if kind is not None and reason in _BRANCHED:
         return _CONDITION
@@ -494,12 +478,13 @@ def _hints(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one r
         return [*_CONDITION, _NAME]
     if reason is Reason.EXITED:
         return _EXITED
-    return list(filter(None, [_BY_REASON.get(reason, "") + _more(trouble)]))
+    text = _BY_REASON.get(reason, "") + _by_calls(trouble)
+    return [text] if text else []
 
 
-def _more(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reason)
-    """Return the part of a hint that depends on the calls or the replicas."""
-    calls, told = [post.call for _, post, _ in trouble.partitions], " ".join(trouble.cancellations)
+def _by_calls(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reason)
+    """Return the part of the advice that depends on the calls or the replicas."""
+    calls, cancellations = _calls(trouble), " ".join(trouble.cancellations)
     match trouble.reason:
         case Reason.NAME | Reason.REDUCE_OP as reason if _on_one_line(trouble):
             what = "name" if reason is Reason.NAME else "op"
@@ -512,14 +497,14 @@ def _more(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reason)
         case Reason.SHAPE:
             pairs = zip(calls[0].shapes or (), calls[1].shapes or (), strict=False)
             only_axis_0 = all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs if a != b)
-            return " Was it a last, smaller batch? Drop it, or pad it." * only_axis_0
+            return " Was it a last, smaller batch? Drop it, or pad it." if only_axis_0 else ""
         case Reason.DTYPE if any("float64" in call.dtypes for call in calls):
             return " NumPy makes float64 by default."
-        case Reason.ABANDONED if "sibling task failed" in told:
+        case Reason.ABANDONED if "sibling task failed" in cancellations:
             return (
                 "A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."
             )
-        case Reason.ABANDONED if calls and ", inside `" in told:
+        case Reason.ABANDONED if calls and ", inside `" in cancellations:
             return _TIME_LIMIT
         case Reason.TIMEOUT if trouble.merges and not trouble.missing:
             return "The merge function runs in a task of its own: look at what it awaits."
@@ -529,15 +514,15 @@ def _more(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reason)
 
 
 def _on_one_line(trouble: Collective) -> bool:
-    return len({replica.location for replica in trouble.replicas if replica.location is not None}) == 1
+    return len({replica.location for replica in trouble.reports.values() if replica.location is not None}) == 1
 
 
-def _in_one_loop(trouble: Collective) -> bool:
-    """Return whether all calls come from one line, and that line or one of its callers is in a loop."""
-    path = trouble.sides[0].path if trouble.sides is not None else ()
-    return _on_one_line(trouble) and any(source.is_in_loop(at.file, at.line) for at in path)
-
-
+_SAME_GROUP = "Every member must make the group: of the same replicas, in the same order, under the same name."
+_SAME_CONTEXT = "The context must be the same on every replica: the run's, or the group's."
+_SAME_ORDER = (
+    "Issue the collectives of groups in the same order on every replica, or issue those of each group in a task of "
+    "their own."
+)
 _BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.REDUCE_OP, Reason.AXIS, Reason.SOURCE)
 _STOP = (
     "  done = await ctx.all_reduce(ReduceOp.MAX, done)",

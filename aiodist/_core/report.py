@@ -1,8 +1,4 @@
-"""Reports: the structured description of a disagreement between replicas.
-
-A report is a value: it refers to no tasks, frames or arrays, and can be pickled, compared and kept. `str(report)` is
-the text for a person.
-"""
+"""Reports: descriptions of disagreements between replicas, as values that can be pickled, compared and kept."""
 
 from __future__ import annotations
 
@@ -43,8 +39,8 @@ class ReplicaReport:
         returned: what its function returned, as text: numbers, strings and None by value, anything else by type; None
             unless it has returned.
         ended_at: where its function returned; None if that is not known.
-        waits_for: what it waits for outside of collectives, as text, e.g. ``waits for an asyncio.Lock, which replica 0
-            holds``; None if it waits in a collective, or if that is not known.
+        waits_for: what it waits for outside of collectives, e.g. ``waits for an asyncio.Lock, which replica 0 holds``;
+            None if it waits in a collective, or if that is not known.
     """
 
     replica_id: int

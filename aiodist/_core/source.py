@@ -1,7 +1,7 @@
-"""The program's source around calls: lines to show, the branch between two lines, the loop that one of them has left.
+"""The program's source around calls: lines to show, the branch between two lines, the loop around only one of them.
 
 The source is read when a report is written. If it is not available (a notebook cell that is gone, a string that was
-executed), the answers are None, and a report says less.
+executed), the answers are None, and the report says less.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from aiodist._core.terms import Location
-from aiodist._core.text import place
+from aiodist._core.text import cut, place
 
 _LOOPS = (ast.While, ast.For, ast.AsyncFor)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -21,22 +21,21 @@ _WITHS = (ast.With, ast.AsyncWith)
 _TIME_LIMITS = {"timeout", "timeout_at", "move_on_after", "move_on_at", "fail_after", "fail_at", "CancelScope"}
 _LONGEST_LINE = 90
 
-
-_Node: TypeAlias = Any
-"""What holds lines: a branch, a `with`, a comprehension or a call."""
+_Block: TypeAlias = Any
+"""A branch, a loop, a `with`, a comprehension or a call."""
 
 
 @lru_cache(maxsize=16)
-def _parsed(text: str) -> tuple[_Node, ...]:
+def _parsed(text: str) -> tuple[_Block, ...]:
     try:
         nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError, SystemError):  # the last: CPython 3.11 counts what two threads parse together
+    except (SyntaxError, ValueError, SystemError):  # CPython 3.11 raises the last when two threads parse at a time
         nodes = []
     blocks = [node for node in nodes if isinstance(node, (*_BRANCHES, *_WITHS, *_COMPREHENSIONS, ast.Call))]
     return tuple(sorted(blocks, key=lambda node: (node.lineno, node.col_offset)))
 
 
-def _arm(node: _Node, line: int) -> str | None:
+def _arm(node: _Block, line: int) -> str | None:
     """Return the arm that contains a line: ``body``, ``orelse``, a handler or a case; None if none does."""
     if not node.lineno <= line <= node.end_lineno:
         return None
@@ -55,33 +54,32 @@ def _arm(node: _Node, line: int) -> str | None:
     return None
 
 
-def _blocks(file: str, *kinds: type[ast.AST]) -> list[_Node]:
-    """Return a file's blocks of these kinds, by their places."""
+def _blocks(file: str, *kinds: type[ast.AST]) -> list[_Block]:
+    """Return a file's blocks of these kinds in the order of the source."""
     return [node for node in _parsed("".join(linecache.getlines(file))) if isinstance(node, kinds)]
 
 
-def _around(file: str, line: int, *kinds: type[ast.AST]) -> list[_Node]:
+def _around(file: str, line: int, *kinds: type[ast.AST]) -> list[_Block]:
     """Return the blocks of these kinds whose body contains a line, outermost first."""
     return [block for block in _blocks(file, *kinds) if _arm(block, line) == "body"]
 
 
-def _between(file: str, line: int, other: int) -> list[_Node]:
+def _between(file: str, line: int, other: int) -> list[_Block]:
     """Return the branches that contain two lines in different arms, or only one of them, in the order of the source."""
     return [one for one in _blocks(file, *_BRANCHES) if line != other and _arm(one, line) != _arm(one, other)]
 
 
 def line_at(location: Location) -> str:
-    """Return the source line at a place, without its indentation; empty if there is none."""
-    line = linecache.getline(location.file, location.line).strip()
-    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
+    """Return the source line at a place, without its indentation; empty if it is not available."""
+    return cut(linecache.getline(location.file, location.line).strip(), _LONGEST_LINE)
 
 
 def branch_between(file: str, line: int, other: int) -> int | None:
     """Return the line of the branch that has two lines of one function in different arms; None if there is none.
 
-    An `if` without an `else` counts if one line is in it, and the other after it or, in the same loop, before it. If
-    it is not certain that both have passed the branch, as when another branch or loop contains only one of the lines,
-    the answer is None.
+    An `if` without an `else` counts if one line is in it, and the other after it or, in the same loop, before it. The
+    answer is also None if the paths to both lines need not pass the branch, as when another branch or loop contains
+    only one of the lines.
     """
     between = _between(file, line, other)
     both = [one for one in between if _arm(one, line) is not None and _arm(one, other) is not None]
@@ -110,11 +108,11 @@ def catches(file: str, inside: int, outside: int) -> int | None:
 def is_optional(file: str, line: int, other: int) -> bool:
     """Return whether ``line`` is in a branch (not a loop) that may or may not be taken on the way to ``other``."""
     between = _between(file, line, other)
-    apart = (isinstance(one, _LOOPS) or _arm(one, other) is not None or _goes_elsewhere(one, line) for one in between)
-    return bool(between) and line < other and not any(apart)
+    separate = (isinstance(one, _LOOPS) or _arm(one, other) is not None or _leaves(one, line) for one in between)
+    return bool(between) and line < other and not any(separate)
 
 
-def _goes_elsewhere(branch: _Node, line: int) -> bool:
+def _leaves(branch: _Block, line: int) -> bool:
     """Return whether the arm that contains a line ends by leaving the branch, such as by `return`."""
     arm = getattr(branch, _arm(branch, line) or "", None)
     return isinstance(arm, list) and isinstance(arm[-1], (ast.Return, ast.Raise, ast.Continue, ast.Break))
@@ -138,7 +136,7 @@ def conditions_in(file: str, loop: int) -> dict[str, list[int]]:
             if isinstance(last, (ast.Break, ast.Continue)):
                 found.setdefault(type(last).__name__.lower(), []).append(one.lineno)
             if isinstance(last, ast.Continue):
-                break  # what stands behind it is not looked at in every round
+                break  # not every round reaches the conditions after it
     return found
 
 
@@ -167,7 +165,7 @@ def time_limit_around(file: str, line: int) -> str:
     return ""
 
 
-def _names_of(node: _Node) -> dict[str, str]:
+def _names_of(node: _Block) -> dict[str, str]:
     """Return the names of the functions that a `with` statement or a call calls, with the calls' code."""
     calls = [item.context_expr for item in node.items] if isinstance(node, _WITHS) else [node]
     functions = ((getattr(call, "func", None), call) for call in calls)

@@ -1,6 +1,6 @@
-"""Terms that all reports use: places in the program, why a report was made, and what a replica was doing.
+"""The terms of reports: places in the program, reasons, and states of replicas.
 
-This module is separate from the reports because those are loaded only when there is one.
+This module is separate from `report` because that one is loaded only when there is a report.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from aiodist._core.terms import Location
+from aiodist._core.wire import runs
 
 WIDTH = 100
 """How many columns a report has, but for the name of the error that Python puts in front of it."""
@@ -22,18 +23,17 @@ _MOST_RUNS = 4
 _LONGEST_WORD = 60
 _PLACE = re.compile(r":\d+\W*$")
 
-
 _noun = ContextVar("noun", default="replica")
 
 
 @contextmanager
 def replicas_called(noun: str) -> Iterator[None]:
     """Call replicas something else, such as ``rank``, in the texts that are made inside the block."""
-    before = _noun.set(noun)
+    token = _noun.set(noun)
     try:
         yield
     finally:
-        _noun.reset(before)
+        _noun.reset(token)
 
 
 def noun() -> str:
@@ -43,9 +43,10 @@ def noun() -> str:
 
 def ids(replicas: Iterable[int]) -> str:
     """Return ids as text: ``replica 2``, ``replicas 0 and 1``, ``replicas 0-5, 7 and 9-12``."""
-    runs = _runs(sorted(replicas))
-    parts = [str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
-    parts = [part for run in parts for part in run.split(", ")]
+    parts: list[str] = []
+    for first, length in runs(sorted(replicas)):
+        last = first + length - 1
+        parts += [f"{first}-{last}"] if length > 2 else map(str, range(first, last + 1))
     if len(parts) == 1 and "-" not in parts[0]:
         return f"{noun()} {parts[0]}"
     head = ", ".join(parts[:-1])
@@ -55,19 +56,7 @@ def ids(replicas: Iterable[int]) -> str:
 def ids_briefly(replicas: Iterable[int], most_runs: int = _MOST_RUNS) -> str:
     """Return ids as text that is always short: ``replicas 0, 2 and 4 …``."""
     members = sorted(replicas)
-    if len(_runs(members)) <= most_runs:
-        return ids(members)
-    return f"{ids(members[:3])} …"
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = runs[-1][0], number
-        else:
-            runs.append((number, number))
-    return runs
+    return ids(members) if len(runs(members)) <= most_runs else f"{ids(members[:3])} …"
 
 
 _PLURALS = {"is": "are", "was": "were", "has": "have", "does": "do", "goes": "go"}
@@ -79,25 +68,25 @@ def clause(replicas: Collection[int], verb: str, most_runs: int = _MOST_RUNS) ->
     return f"{ids_briefly(replicas, most_runs)} {agrees}"
 
 
-@lru_cache(maxsize=64)  # thousands wait in one group
-def _ids_of(members: tuple[int, ...], _noun: str) -> str:
-    return ids_briefly(members)
-
-
 def group_label(members: tuple[int, ...], name: str | None, number: int, made_at: Location | None) -> str | None:
     """Return what reports call a group; None for the run's own group, which they do not mention."""
     if number < 0:
         return None
     if name is not None:
-        return f"group {shortened(repr(name), 40)} of {_ids_of(members, noun())}"
-    return f"the group of {_ids_of(members, noun())}{'' if made_at is None else f' made at {place(made_at)}'}"
+        return f"group {shortened(repr(name), 40)} of {_members(members, noun())}"
+    return f"the group of {_members(members, noun())}{'' if made_at is None else f' made at {place(made_at)}'}"
 
 
-def alike(told: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
-    """Return the ids of replicas, grouped by what they have in common."""
+@lru_cache(maxsize=64)  # the members of a large group are shown once for each of them
+def _members(members: tuple[int, ...], _noun: str) -> str:
+    return ids_briefly(members)
+
+
+def ids_by_value(pairs: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
+    """Return the ids of replicas, grouped by the values with which they are paired."""
     found: dict[Any, list[int]] = {}
-    for what, replica_id in told:
-        found.setdefault(what, []).append(replica_id)
+    for value, replica_id in pairs:
+        found.setdefault(value, []).append(replica_id)
     return found
 
 
@@ -126,11 +115,10 @@ def duration(seconds: float) -> str:
 
 def size(nbytes: float) -> str:
     """Return a number of bytes with three digits: ``48 B``, ``1.50 KiB``, ``3.00 GiB``."""
-    unit = 0
-    while nbytes >= 1024 and unit < 4:
-        nbytes /= 1024
-        unit += 1
-    return f"{_three_digits(nbytes)} {'KMGT'[unit - 1]}iB" if unit else f"{nbytes:.0f} B"
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= scale:
+            return f"{_three_digits(nbytes / scale)} {unit}"
+    return f"{nbytes:.0f} B"
 
 
 def _three_digits(value: float) -> str:
@@ -148,13 +136,10 @@ def place(location: Location) -> str:
 
 
 def shown_file(file: str) -> str:
-    """Return a file's name for a person.
-
-    It is relative to the working directory, or to site-packages; a notebook's cell has its number.
-    """
+    """Return a file's name, relative to the working directory or to site-packages, or a notebook cell's number."""
     if _CELL.search(file) is not None:
-        return _number_of_cell(file) or file
-    here = f"{os.getcwd()}{os.sep}"  # noqa: PTH109  (for thousands of replicas)
+        return _cell_number(file) or file
+    here = f"{os.getcwd()}{os.sep}"  # noqa: PTH109  (quick enough for thousands of replicas)
     if file.startswith(here) and f"{os.sep}site-packages{os.sep}" not in file:
         return file.removeprefix(here)
     return file.rpartition(f"{os.sep}site-packages{os.sep}")[2]
@@ -163,17 +148,22 @@ def shown_file(file: str) -> str:
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-(\d+)-")
 
 
-def _number_of_cell(file: str) -> str | None:
+def _cell_number(file: str) -> str | None:
     """Return IPython's name of a cell, from the file name of its code; None if that is not known."""
-    named = re.match(r"<ipython-input-(\d+)-", file)
-    if named is not None:
-        return f"Cell In[{named[1]}]"
+    numbered = _CELL.search(file)
+    if numbered is not None and numbered[1] is not None:
+        return f"Cell In[{numbered[1]}]"
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
     return f"Cell In[{numbers[file]}]" if file in numbers else None
 
 
 # Lines that fit.
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text, with its end left out if it is longer than ``width``."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def shortened(text: str, width: int) -> str:
@@ -185,7 +175,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def fitted(lines: Iterable[str]) -> list[str]:
-    """Return lines wrapped to the width of a report; longer words stay whole."""
+    """Return lines wrapped to the width of a report. Places are never shortened."""
     from textwrap import wrap
 
     found: list[str] = []
@@ -206,7 +196,7 @@ def fitted(lines: Iterable[str]) -> list[str]:
 
 
 def on_a_screen(lines: Iterable[str], advice: Sequence[str] = ()) -> str:
-    """Return lines, followed by advice, as a text that fits on a screen."""
+    """Return lines, followed by advice, as a text of at most `MOST_LINES` lines."""
     found = fitted(lines)
     most = MOST_LINES - len(advice)
     if len(found) > most:

@@ -1,4 +1,4 @@
-"""Who waits for whom: the one question behind every deadlock, for nodes and waits of any kind.
+"""The wait-for graph: which nodes will never continue, and which of them wait for each other in a cycle.
 
 A node (a replica, a task) has waits (a collective, a lock, another task). A wait ends once all of its blockers have
 acted. A node is **stuck** when each of its waits has a blocker that is stuck or gone. The stuck nodes are the greatest
@@ -8,7 +8,7 @@ the set.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -21,37 +21,33 @@ def stuck(
     blockers: Mapping[Wait, Collection[Node]],
     gone: Collection[Node] = (),
 ) -> set[Node]:
-    """Return the nodes that will never continue.
+    """Return the nodes that will never continue, in time proportional to the number of waits and blockers.
 
     Args:
-        waits: what each node waits for; it continues when any of these waits ends. A node without waits can act.
-        blockers: which nodes must act before a wait ends: all of them.
+        waits: the waits of each node, which continues when any of them ends. A node without waits can act.
+        blockers: the nodes that all must act before a wait ends.
         gone: nodes that will never act, though they wait for nothing.
-
-    This takes time in proportion to the number of waits and blockers.
     """
     left = {node for node, own in waits.items() if own and node not in gone}
     never = left.union(gone)
-    every = dict.fromkeys(wait for own in waits.values() for wait in own)  # thousands may have one wait in common
-    held = {wait: sum(node in never for node in blockers[wait]) for wait in every}
-    waiters: dict[Wait, list[Node]] = {}
-    blocked_by: dict[Node, list[Wait]] = {}
+    waiters: defaultdict[Wait, list[Node]] = defaultdict(list)
     for node in left:
         for wait in waits[node]:
-            waiters.setdefault(wait, []).append(node)
-    for wait in held:
+            waiters[wait].append(node)
+    blocks: defaultdict[Node, list[Wait]] = defaultdict(list)
+    for wait in waiters:
         for node in blockers[wait]:
-            blocked_by.setdefault(node, []).append(wait)
-    ended = deque(wait for wait, count in held.items() if not count)
+            blocks[node].append(wait)
+    remaining = {wait: sum(node in never for node in blockers[wait]) for wait in waiters}
+    ended = [wait for wait, count in remaining.items() if not count]
     while ended:
-        for node in waiters.get(ended.popleft(), ()):
-            if node not in left:
-                continue
-            left.remove(node)
-            for wait in blocked_by.get(node, ()):
-                held[wait] -= 1
-                if not held[wait]:
-                    ended.append(wait)
+        for node in waiters[ended.pop()]:
+            if node in left:
+                left.remove(node)
+                for wait in blocks[node]:
+                    remaining[wait] -= 1
+                    if not remaining[wait]:
+                        ended.append(wait)
     return left
 
 
@@ -69,11 +65,11 @@ def shortest_cycle(follows: Mapping[Node, Iterable[Node]], order: Sequence[Node]
         start = starts.pop()
         if start in done:
             continue
-        found = _way_back(follows, start, done, len(best) or len(order) + 1)
-        done.add(start)  # no other cycle that is looked for passes through it
+        found = _cycle_through(follows, start, done, len(best) or len(order) + 1)
+        done.add(start)  # a shorter cycle does not pass through it
         if found:
             best = found
-            starts += found  # the last first: in a ring it leads to what is done at once
+            starts += found  # the last is tried first: in a ring it leads to a finished node at once
     if not best:
         return []
     rank = {node: index for index, node in enumerate(order)}
@@ -81,28 +77,28 @@ def shortest_cycle(follows: Mapping[Node, Iterable[Node]], order: Sequence[Node]
     return best[first:] + best[:first]
 
 
-def _way_back(
+def _cycle_through(
     follows: Mapping[Node, Iterable[Node]], start: Node, without: Collection[Node], shorter_than: int
 ) -> list[Node]:
-    """Return the shortest way from a node back to itself without some others, if it has fewer nodes than that."""
-    came: dict[Node, Node] = {}
+    """Return the shortest cycle through a node and without some others, if it has fewer nodes than that."""
+    previous: dict[Node, Node] = {}
     queue = deque([(start, 1)])
     seen: set[int] = set()
     while queue:
         node, length = queue.popleft()
         if length >= shorter_than:
             return []
-        onward = follows.get(node, ())
-        if id(onward) in seen:  # thousands wait for the same thousands
+        successors = follows.get(node, ())
+        if id(successors) in seen:  # thousands may wait for the same thousands
             continue
-        seen.add(id(onward))
-        for other in onward:
+        seen.add(id(successors))
+        for other in successors:
             if other == start:
-                way = [node]
-                while way[-1] != start:
-                    way.append(came[way[-1]])
-                return way[::-1]
-            if other not in came and other not in without:
-                came[other] = node
+                cycle = [node]
+                while cycle[-1] != start:
+                    cycle.append(previous[cycle[-1]])
+                return cycle[::-1]
+            if other not in previous and other not in without:
+                previous[other] = node
                 queue.append((other, length + 1))
     return []

@@ -1,13 +1,14 @@
-"""Values as JSON and back, by their types: messages between workers, and reports that are read again.
+"""Values as JSON and back, by their types: messages between workers, and reports.
 
-A record (a named tuple or a dataclass) is a list of its fields, without trailing fields that have their defaults. The
-same record, or the same tuple of records, is written once; after that only its number among those of its type is
-written. Ids are runs of consecutive numbers. The data name no types, and nothing in them is executed: the expected type
-says what each part must be.
+A record (a named tuple or a dataclass) is a list of its fields, without trailing fields that have their defaults. An
+object that occurs again (a record or a tuple of records) is replaced by its number among those of its type. Ids are
+runs of consecutive numbers. The data name no types, and nothing in them is executed: the expected type decides how each
+part is read.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
@@ -17,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 File: TypeAlias = Annotated[str, "file"]
-"""The name of a file, which may be another one in another process."""
+"""The name of a file, which may differ between processes."""
 
 
 @lru_cache(maxsize=16)  # the records of thousands of processes share it
@@ -26,19 +27,31 @@ def everyone(total: int) -> tuple[int, ...]:
     return tuple(range(total))
 
 
-DAMAGE: Final = LookupError, TypeError, AttributeError, RecursionError, OverflowError
-"""What data of the wrong shape make Python raise, beside ValueError."""
+def runs(ids: Sequence[int]) -> list[list[int]]:
+    """Return ids as runs of consecutive numbers, each with its first and its length, in the same order."""
+    if len(ids) > 1 and (ids is everyone(len(ids)) or tuple(ids) == tuple(range(ids[0], ids[0] + len(ids)))):
+        return [[ids[0], len(ids)]]  # the usual case, also of thousands
+    found: list[list[int]] = []
+    for each in ids:
+        if found and each == found[-1][0] + found[-1][1]:
+            found[-1][1] += 1
+        else:
+            found.append([each, 1])
+    return found
 
-_MOST_IDS = 2**20  # in one tuple: a run of more is none of ids, but of damaged data, and would fill the memory
+
+DAMAGE: Final = LookupError, TypeError, AttributeError, RecursionError, OverflowError
+"""The errors that reading damaged data raises, besides ValueError."""
+
+_MOST_IDS = 2**20  # in one tuple: a longer run is damaged data, and would fill the memory
 
 
 class _Document:
-    """The records that have been written, by type and identity, or read, by type and number."""
+    """By type, the numbers of the objects that have been written, by identity, or the objects that have been read."""
 
     def __init__(self, rename: Callable[[str], str]) -> None:
         self.rename = rename
-        self.written: dict[Any, dict[int, int]] = {}
-        self.read: dict[Any, list[Any]] = {}
+        self.known: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
 
 
 class _Codec(NamedTuple):
@@ -47,15 +60,15 @@ class _Codec(NamedTuple):
 
 
 def pack(kind: Any, value: Any, rename: Callable[[str], str] = str) -> Any:
-    """Return a value of that type in JSON's types, with its files renamed."""
+    """Return a value of a type as JSON data, with its files renamed."""
     return _codec(kind).write(value, _Document(rename))
 
 
 def unpack(kind: Any, data: Any, rename: Callable[[str], str] = str) -> Any:
-    """Return the value from what `pack` gave, or a record from a dict of its fields.
+    """Return the value of a type from the data that `pack` returned, or a record from a dict of its fields.
 
     Raises:
-        ValueError: it is none of that type.
+        ValueError: the data do not describe a value of that type.
     """
     try:
         return _codec(kind).read(data, _Document(rename))
@@ -65,7 +78,7 @@ def unpack(kind: Any, data: Any, rename: Callable[[str], str] = str) -> Any:
 
 
 def named(value: Any) -> Any:
-    """Return a value in JSON's types for people: records as dicts of all their fields, tuples as lists."""
+    """Return a value as JSON data for people: records as dicts of all their fields, tuples as lists."""
     if is_dataclass(value):
         return {each.name: named(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple):
@@ -84,7 +97,7 @@ def _codec(kind: Any) -> _Codec:  # noqa: PLR0911  (one return a kind of type)
             lambda data, doc: None if data is None else read(data, doc),
         )
     if kind == tuple[int, ...]:
-        return _Codec(lambda ids, _: _to_ranges(ids), lambda data, _: _from_ranges(data))
+        return _Codec(lambda ids, _: runs(ids), lambda data, _: _from_runs(data))
     if origin is tuple:
         return _tuple(parts)
     if kind == File:
@@ -122,8 +135,8 @@ def _tuple(parts: Sequence[Any]) -> _Codec:
 def _record(kind: Any) -> _Codec:
     own = {name: _codec(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
     names, parts = list(own), list(own.values())
-    named = hasattr(kind, "_field_defaults")
-    defaults = kind._field_defaults if named else {each.name: each.default for each in fields(kind)}
+    is_tuple = hasattr(kind, "_field_defaults")
+    defaults = kind._field_defaults if is_tuple else {each.name: each.default for each in fields(kind)}
 
     def write(value: Any, doc: _Document) -> Any:
         row = [getattr(value, name) for name in names]
@@ -142,22 +155,23 @@ def _record(kind: Any) -> _Codec:
 
 
 def _once(kind: Any, codec: _Codec) -> _Codec:
-    """Return a function that writes each object only once."""
+    """Return a codec that writes each object only once."""
 
     def write(value: Any, doc: _Document) -> Any:
-        written = doc.written.setdefault(kind, {})
-        if id(value) in written:
-            return written[id(value)]
+        known = doc.known[kind]
+        if id(value) in known:
+            return known[id(value)]
         row = codec.write(value, doc)
-        written[id(value)] = len(written)
+        known[id(value)] = len(known)
         return row
 
     def read(data: Any, doc: _Document) -> Any:
-        known = doc.read.setdefault(kind, [])
+        known = doc.known[kind]
         if type(data) is int:
-            return known[data] if data >= 0 else _checked(data, list)
-        known.append(codec.read(data, doc))
-        return known[-1]
+            return known[data]
+        value = codec.read(data, doc)
+        known[len(known)] = value
+        return value
 
     return _Codec(write, read)
 
@@ -176,26 +190,13 @@ def _frozen(data: Any) -> Any:
     return tuple(map(_frozen, data)) if isinstance(data, list) else data
 
 
-def _to_ranges(ids: Sequence[int]) -> list[list[int]]:
-    """Return ids as runs of consecutive numbers, each with its first and its length, in the same order."""
-    if len(ids) > 1 and (ids is everyone(len(ids)) or ids == tuple(range(ids[0], ids[0] + len(ids)))):
-        return [[ids[0], len(ids)]]  # thousands, mostly
-    runs: list[list[int]] = []
-    for each in ids:
-        if runs and each == runs[-1][0] + runs[-1][1]:
-            runs[-1][1] += 1
-        else:
-            runs.append([each, 1])
-    return runs
-
-
-def _from_ranges(data: Any) -> tuple[int, ...]:
-    runs = [[each, 1] if type(each) is int else each for each in _checked(data, list)]
-    for first, length in runs:
+def _from_runs(data: Any) -> tuple[int, ...]:
+    pairs = [[each, 1] if type(each) is int else each for each in _checked(data, list)]
+    for first, length in pairs:
         if type(first) is not int or type(length) is not int or not 0 < length <= _MOST_IDS:
-            raise ValueError(f"expected the first of some ids and how many they are, got {[first, length]!r}")
-    if sum(length for _, length in runs) > _MOST_IDS:
+            raise ValueError(f"expected the first of some ids and their number, got {[first, length]!r}")
+    if sum(length for _, length in pairs) > _MOST_IDS:
         raise ValueError(f"expected at most {_MOST_IDS} ids")
-    if len(runs) == 1 and runs[0][0] == 0:
-        return everyone(runs[0][1])
-    return tuple(chain.from_iterable(range(first, first + length) for first, length in runs))
+    if len(pairs) == 1 and pairs[0][0] == 0:
+        return everyone(pairs[0][1])
+    return tuple(chain.from_iterable(range(first, first + length) for first, length in pairs))

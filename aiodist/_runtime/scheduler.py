@@ -48,7 +48,7 @@ from aiodist._arrays.values import check_awaited
 from aiodist._collectives import kinds
 from aiodist._core.call import OrderCheck, place
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
-from aiodist._core.instrument import Observer, who_observes
+from aiodist._core.instrument import Observer, current_observer
 from aiodist._core.ledger import Group, Ledger, Member, Path
 from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
@@ -661,7 +661,7 @@ class _Replicas:
         """Run the replicas and return what they return."""
         run = self._run
         self._called_from = stacks.program_frame(sys._getframe(1))  # noqa: SLF001  (documented, despite its name)
-        observer = who_observes()
+        observer = current_observer()
         self._watch = watch_here()
         try:
             async with create_task_group() as tasks:

@@ -21,7 +21,7 @@ from aiodist._checking.schedule import Order
 from aiodist._core.analysis import error_of
 from aiodist._core.call import MESSAGE, Call, OrderCheck
 from aiodist._core.errors import CollectiveError
-from aiodist._core.instrument import Observer, who_observes
+from aiodist._core.instrument import Observer, current_observer
 from aiodist._core.ledger import Group, Ledger, Member, Slot
 from aiodist._core.snapshot import ReplicaFacts
 from aiodist._core.terms import Location, ReplicaState
@@ -65,7 +65,7 @@ class Job:
         self.ranks = Ranks(size, order, on_switch, self._wake_or_fail)
         self.devices = tuple(f"CPU:{rank}" for rank in range(size))
         self.clock = time.monotonic
-        self.observer = who_observes() or Observer()
+        self.observer = current_observer() or Observer()
         self.ledger = Ledger(range(size), OrderCheck.SIGNATURE, slot_type=Collective)
         self.error: CollectiveError | None = None
         self.errors: dict[int, BaseException] = {}

@@ -1,14 +1,13 @@
-"""Programs of collectives, and a run of them on a ledger in a plain loop.
+"""Programs of collectives, and their runs on a ledger in a plain loop.
 
-A program is what each replica does, one operation after the other. Those that hypothesis draws are a program that all
-have in common, gone wrong in up to two places. Replicas take their turns in the order that a run is given.
+A program is one replica's operations. Those that hypothesis draws are one program for all replicas, changed in up to
+two places. Replicas take turns in the order that a run is given.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -29,8 +28,8 @@ def _call(kind: str, op: str | None = None, shape: tuple[int | None, ...] = (3,)
 
 def _nest(structure: str, *paths: str) -> Call:
     """Return a call with an array and a number."""
-    leaves = {"shapes": ((3,), ()), "dtypes": ("float32", "float"), "arrays": ("array", "number")}
-    return replace(Call("all_reduce", "SUM", structure=structure, paths=paths), **leaves)  # type: ignore[arg-type]
+    leaves: dict[str, Any] = {"shapes": ((3,), ()), "dtypes": ("float32", "float"), "arrays": ("array", "number")}
+    return Call("all_reduce", "SUM", structure=structure, paths=paths, **leaves)
 
 
 _MERGE = Function("merge", FILE, 3, "a")
@@ -55,10 +54,10 @@ class Op(NamedTuple):
     """One operation of a replica."""
 
     what: str  # post, make (a group), join, cancel (a post whose await is cancelled at once), return or raise
-    line: int  # where it stands
-    group: int = 0  # the group that it is of: 0 is the run's own, others follow in the order of their making
+    line: int
+    group: int = 0  # 0 is the run's own group, others follow in the order of their making
     call: int = 0  # an index into `CALLS`
-    waits: bool = True  # it is awaited at once; else when the program is over
+    waits: bool = True  # it is awaited at once; otherwise at the end of the program
     members: tuple[int, ...] = ()  # of a group that is made, by their ids in the run
     name: str | None = None  # of a group that is made
     makes: int = 0  # the index of the group that is made
@@ -79,25 +78,24 @@ class _Replica:
 
 
 class Run:
-    """A run of programs, one for each replica, whose calls are compared by what the order check says."""
+    """A run of one program for each replica."""
 
-    def __init__(self, programs: Sequence[Program], order_check: OrderCheck = OrderCheck.CALL_SITE) -> None:
+    def __init__(self, programs: Sequence[Program], order_check: OrderCheck) -> None:
         self.ledger = Ledger(range(len(programs)), order_check)
         self.replicas = [_Replica(member) for member in self.ledger.root.members]
-        self._turns = list(map(self._play, self.replicas, programs))
+        self._steps = list(map(self._play, self.replicas, programs))
 
-    def go(self, turns: Sequence[int] = ()) -> Run:
+    def go(self, turns: Sequence[int]) -> None:
         """Let replicas that can run take turns, again and again in that order, by default the lowest until it waits."""
         for count in itertools.count():
             ready = [i for i, replica in enumerate(self.replicas) if replica.end is None and not replica.waits]
             if not ready:
                 break
             turn = turns[count % len(turns)] if turns else 0
-            next(self._turns[ready[turn % len(ready)]], None)
-        return self
+            next(self._steps[ready[turn % len(ready)]], None)
 
     def _play(self, replica: _Replica, program: Program) -> Iterator[None]:
-        """Do what a replica does, and yield after each turn, also where it waits."""
+        """Carry out a replica's operations, and yield after each turn, also where it waits."""
         pending: list[tuple[Member, Slot, int]] = []
         for op in program:
             replica.at = op.line
@@ -107,7 +105,7 @@ class Run:
             member = replica.members.get(op.group)
             if member is None or (op.what == "make" and member.replica_id not in op.members):
                 continue
-            place = Place(FILE, op.line, 4, "train")  # one of its own for each replica: equal ones are the same
+            place = Place(FILE, op.line, 4, "train")  # equal for all replicas, but not identical
             group = member.group
             if op.what == "make":
                 ranks = tuple(group.key[0].index(i) for i in op.members)
@@ -144,11 +142,10 @@ class Run:
 
     def _end(self, replica: _Replica, state: ReplicaState) -> None:
         replica.end = state
-        own = replica.members[0]
-        own.group.ledger.end(own.replica, state)
+        self.ledger.end(replica.members[0].replica, state)
 
     def _advance(self, group: Group) -> None:
-        """Complete what all members have issued alike: in order, and then the join."""
+        """Complete the matched collectives of a group in order, and then its join."""
         while group.open and (slot := group.open[min(group.open)]).matched:
             self._resume(group, slot)
         if group.joining is not None and group.joining.matched and not group.open:
@@ -162,59 +159,51 @@ class Run:
             if waiter is not None:
                 waiter.waits = False
 
-    # What came of it.
-
     def snapshot(self) -> Snapshot:
-        """Return what is known of it."""
+        """Return a snapshot of the run."""
         blocked = tuple(i for i, replica in enumerate(self.replicas) if replica.waits)
-        return self.ledger.snapshot(map(self._facts, range(len(self.replicas))), blocked=blocked)
+        return self.ledger.snapshot(itertools.starmap(self._facts, enumerate(self.replicas)), blocked=blocked)
 
-    def _facts(self, replica_id: int) -> ReplicaFacts:
-        replica = self.replicas[replica_id]
+    def _facts(self, replica_id: int, replica: _Replica) -> ReplicaFacts:
         here = Location(FILE, replica.at, "train")
+        exited = replica.end is ReplicaState.EXITED
         return ReplicaFacts(
             replica_id,
             f"CPU:{replica_id}",
             replica.end,
             stack=(here,) if replica.end is None else (),
-            returned="None" if replica.end is ReplicaState.EXITED else None,
-            ended_at=here if replica.end is ReplicaState.EXITED else None,
+            returned="None" if exited else None,
+            ended_at=here if exited else None,
             cancelled_in=replica.cancelled_in,
         )
 
     @property
-    def went_well(self) -> bool:
-        """Whether every replica has come to its end, and nothing is open."""
+    def completed(self) -> bool:
+        """Whether every replica has ended, and no collective is open."""
         return all(replica.end is not None for replica in self.replicas) and not self.ledger.open_slots()
 
 
 # Drawing programs.
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Programs as they were drawn."""
+class Drawn(NamedTuple):
+    """Drawn programs, one for each replica. Operations on a group are ignored by replicas that are not its members."""
 
-    common: Program  # what all replicas do; of groups, those that are their members
-    changed: dict[int, Program]  # what some do instead, by id
-    replicas: int
+    programs: list[Program]
     order_check: OrderCheck
 
-    @property
-    def programs(self) -> list[Program]:
-        """What each replica does."""
-        return [self.changed.get(i, self.common) for i in range(self.replicas)]
-
     def run(self, turns: Sequence[int] = ()) -> Run:
-        """Run them."""
-        return Run(self.programs, self.order_check).go(turns)
+        """Return a finished run of the programs."""
+        run = Run(self.programs, self.order_check)
+        run.go(turns)
+        return run
 
 
 turns = st.lists(st.integers(0, 59), max_size=6)
 
 
 class _Choices:
-    """Choices by the bytes of a string, which hypothesis draws at once; where it is over, always the first."""
+    """Choices by the bytes of a string, which hypothesis draws at once; after its end, always the first."""
 
     def __init__(self, string: bytes) -> None:
         self._bytes = iter(string)
@@ -224,7 +213,7 @@ class _Choices:
         return next(self._bytes, 0) % number
 
     def some(self, of: Sequence[int]) -> tuple[int, ...]:
-        """Choose some, in any order; one at least."""
+        """Choose at least one, in any order."""
         left = list(of)
         return tuple(left.pop(self.below(len(left))) for _ in range(1 + self.below(len(of))))
 
@@ -232,7 +221,7 @@ class _Choices:
 def drawn(
     changes: int = 2, *, groups: bool = True, joins: bool = True, cancels: bool = True
 ) -> st.SearchStrategy[Drawn]:
-    """Draw a program, and up to that many changes to what single replicas do."""
+    """Draw a program, and up to that many changes of single replicas' programs."""
     what = ["drop", "again", "swap", "call", "line", "return", "raise", "later"]
     what += ["join"] * joins + ["cancel"] * cancels
 
@@ -242,13 +231,12 @@ def drawn(
         common = _common(choices, replicas, groups=groups)
         if joins and choices.below(3) == 1:
             common = (*common, Op("join", len(common)))
-        changed: dict[int, Program] = {}
+        programs = [common] * replicas
         for _ in range(choices.below(changes + 1)):
             replica_id, at = choices.below(replicas), choices.below(len(common))
-            own = changed.get(replica_id, common)
-            if at < len(own):
-                changed[replica_id] = _changed(own, what[choices.below(len(what))], at)
-        return Drawn(common, changed, replicas, list(OrderCheck)[choices.below(3)])
+            if at < len(programs[replica_id]):
+                programs[replica_id] = _changed(programs[replica_id], what[choices.below(len(what))], at)
+        return Drawn(programs, list(OrderCheck)[choices.below(3)])
 
     return st.binary(max_size=48).map(of)
 
@@ -268,7 +256,7 @@ def _common(choices: _Choices, replicas: int, *, groups: bool) -> Program:
 
 
 def _changed(program: Program, what: str, at: int) -> Program:
-    """Return a program with one thing changed at an operation."""
+    """Return a program with one change at an operation."""
     before, op, after = program[:at], program[at], program[at + 1 :]
     if what == "drop":
         return before + after

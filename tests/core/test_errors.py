@@ -1,4 +1,4 @@
-"""Errors: their hierarchy, and that each carries its report wherever it is copied or sent."""
+"""Errors: their hierarchy, and that each keeps its report when it is copied or sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT = "replica 1 ended without collective #0"
 REPORT = CollectiveReport(Reason.EXITED, 0, (ReplicaReport(1, "CPU:1", ReplicaState.EXITED),), (1,), TEXT)
 
 
-def test_hierarchy() -> None:
+def test_error_hierarchy() -> None:
     for error in ERRORS:
         assert issubclass(error, CollectiveError)
         assert issubclass(error, TimeoutError) == (error is aiodist.CollectiveTimeoutError)
@@ -31,18 +31,16 @@ def test_hierarchy() -> None:
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize(
-    "again", [lambda error: error, copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))]
-)
-def test_error_tells_its_report_also_where_it_is_copied(kind: type[CollectiveError], again: Callable[..., Any]) -> None:
-    error = again(kind(REPORT))
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_error_keeps_its_report_when_copied(kind: type[CollectiveError], copied: Callable[..., Any]) -> None:
+    error = copied(kind(REPORT))
     assert type(error) is kind
     assert error.report == REPORT
     assert str(error) == str(error.report) == TEXT
     assert f"{kind.__module__}.{kind.__qualname__}" == f"aiodist.{kind.__name__}"
 
 
-def test_words_of_the_report_are_strings() -> None:
+def test_terms_of_reports_are_strings() -> None:
     assert (REPORT.reason, REPORT.replicas[0].state) == ("exited", "exited")
     assert [state for state in ReplicaState if not state.ended] == ["waiting", "running"]
     assert str(Location("train.py", 41, "step")) == "train.py:41 in step"

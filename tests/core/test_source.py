@@ -1,4 +1,4 @@
-"""What is read from a program's source: branches and time limits; tests/faults shows the rest."""
+"""Branches and time limits in a program's source; tests/faults covers the rest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ async def program(ctx, odd, scope):
     await ctx.first()
     for _ in range(3):
         await ctx.second()
-        if odd:
-            continue_with = 1
+        if scope:
             await ctx.third()
             continue
         await ctx.fourth()
@@ -58,33 +57,30 @@ def line(text: str) -> int:
     [
         ("barrier", "first", "if odd"),
         ("second", "fifth", None),  # a loop is reported as one
-        ("third", "fourth", "if odd"),
+        ("third", "fourth", "if scope"),
         ("sixth", "seventh", "match odd"),
-        ("eighth", "ninth", None),  # nobody branches at the `try`
-        ("third", "second", None),  # whether it went on is not known: the loop has a `continue`
+        ("eighth", "ninth", None),  # a `try` is no branch
+        ("third", "second", None),  # the loop has a `continue`, so the way between them is not known
         ("tenth", "eleventh", None),
     ],
 )
-def test_the_branch_between_two_lines(file: str, one: str, other: str, branch: str | None) -> None:
-    expected = None
-    if branch is not None:
-        before = PROGRAM.splitlines()[: line(f"{one}(") - 1]
-        expected = max(number for number, text in enumerate(before, 1) if text.strip().startswith(branch))
+def test_branch_between_two_lines(file: str, one: str, other: str, branch: str | None) -> None:
+    expected = None if branch is None else line(branch)
     assert source.branch_between(file, line(f"{one}("), line(f"{other}(")) == expected
     assert source.branch_between(file, line(f"{other}("), line(f"{one}(")) == expected
 
 
-def test_the_innermost_time_limit_around_a_line(file: str) -> None:
-    inside = f"`%s` at {file}:%s"
-    assert source.time_limit_around(file, line("tenth(")) == inside % ("anyio.move_on_after(5)", line("with anyio"))
-    limit = inside % ("asyncio.timeout(0.02)", line("asyncio.timeout"))
-    assert source.time_limit_around(file, line("eleventh(")) == limit
-    assert not source.time_limit_around(file, line("twelfth("))
-    assert not source.time_limit_around(file, line("first("))
+@pytest.mark.parametrize(
+    ("inside", "limit"),
+    [("tenth", "anyio.move_on_after(5)"), ("eleventh", "asyncio.timeout(0.02)"), ("twelfth", None), ("first", None)],
+)
+def test_time_limit_around_a_line_is_the_innermost(file: str, inside: str, limit: str | None) -> None:
+    expected = "" if limit is None else f"`{limit}` at {file}:{line(limit)}"
+    assert source.time_limit_around(file, line(f"{inside}(")) == expected
 
 
 @pytest.mark.parametrize("text", [None, "def broken(:\n", "\x00"])
-def test_source_that_is_not_to_be_had_says_nothing(tmp_path: Path, text: str | None) -> None:
+def test_unreadable_source_gives_no_answer(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "broken.py"
     if text is not None:
         path.write_text(text, encoding="utf-8")

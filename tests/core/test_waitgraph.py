@@ -1,4 +1,4 @@
-"""Who waits for ever, and the shortest cycle: against a naive fixpoint, and against all cycles there are."""
+"""The stuck nodes and the shortest cycle, compared with a naive fixpoint and with all cycles."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def naively_stuck(
 
 @many
 @given(st.dictionaries(st.integers(0, 6), _few), st.lists(_few, min_size=7, max_size=7), _few)
-def test_stuck_are_the_largest_set_that_waits_for_its_own(
+def test_stuck_nodes_are_the_greatest_fixpoint(
     waits: dict[int, list[int]], blocking: list[list[int]], gone: list[int]
 ) -> None:
     blockers = dict(enumerate(blocking))
     assert stuck(waits, blockers, gone) == naively_stuck(waits, blockers, gone)
 
 
-def ways_back(follows: Mapping[int, Sequence[int]], way: list[int]) -> list[list[int]]:
-    """Return all cycles that begin with that way and pass through no node twice."""
+def cycles(follows: Mapping[int, Sequence[int]], path: list[int]) -> list[list[int]]:
+    """Return all cycles that begin with a path and pass through no node twice."""
     found = []
-    for other in follows.get(way[-1], ()):
-        if other == way[0]:
-            found.append(way)
-        elif other not in way:
-            found += ways_back(follows, [*way, other])
+    for other in follows.get(path[-1], ()):
+        if other == path[0]:
+            found.append(path)
+        elif other not in path:
+            found += cycles(follows, [*path, other])
     return found
 
 
 @many
 @given(st.dictionaries(st.integers(0, 6), _few), st.permutations(range(7)))
-def test_the_cycle_is_a_shortest_that_there_is(waits: dict[int, list[int]], order: list[int]) -> None:
+def test_cycle_is_a_shortest_one(waits: dict[int, list[int]], order: list[int]) -> None:
     follows = {node: [other for other in others if other != node] for node, others in waits.items()}
-    lengths = [len(way) for start in range(7) for way in ways_back(follows, [start])]
+    lengths = [len(each) for start in range(7) for each in cycles(follows, [start])]
     cycle = shortest_cycle(follows, order)
     assert len(cycle) == min(lengths, default=0)
     assert all(after in follows[node] for node, after in zip(cycle, cycle[1:] + cycle[:1], strict=True))
     assert not cycle or cycle[0] == min(cycle, key=order.index)
 
 
-def test_a_ring_of_thousands_is_found_whichever_way_it_goes() -> None:
+def test_cycle_of_thousands_is_found_in_either_direction() -> None:
     ids = list(range(4096))
     assert shortest_cycle({i: [(i + 1) % 4096] for i in ids}, ids) == ids
     assert shortest_cycle({i: [(i - 1) % 4096] for i in ids}, ids) == [0, *ids[:0:-1]]

@@ -1,7 +1,6 @@
-"""Reports: what differs is named, the same whoever comes first, in a text for a person and as a value.
+"""Reports: they name what differs, whatever the order of arrival, as a text and as a value.
 
-golden/<name>.txt is what a person reads of that planted fault, or when the replicas of that program part, or call what
-that row has.
+golden/<name>.txt is the text for the program, the planted fault or the row of `DIVERGENCES` of that name.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ PROGRAMS: list[Program] = [
     for program in vars(programs).values()
     if inspect.iscoroutinefunction(program) and list(inspect.signature(program).parameters) == ["ctx"]
 ]
-CROWDS: dict[Program, int] = {
+SIZES: dict[Program, int] = {  # others have 3 replicas
     programs.tie: 2,
     programs.outlier_among_many: 512,
     programs.all_different: 512,
@@ -66,7 +65,7 @@ PLANTED = [
 TIMED = [programs.merge_hangs, programs.lock_across_a_collective]
 IN_ONE_ORDER = [
     *TIMED,
-    *CROWDS,
+    *SIZES,
     *(each for each in PROGRAMS if each.__name__.startswith(("abandoned", "held", "left"))),
 ]
 each_of = partial(pytest.mark.parametrize, "program", ids=lambda program: program.__name__)
@@ -78,13 +77,13 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @each_of(PROGRAMS)
-async def test_an_error_reads_as_it_should_whoever_comes_first(program: Program, update_golden: bool) -> None:
+async def test_report_has_its_golden_text_in_any_order_of_arrival(program: Program, update_golden: bool) -> None:
     async def delayed(ctx: ReplicaContext, order: Sequence[int]) -> Any:
         for _ in range(4 * order[replica()]):
             await anyio.lowlevel.checkpoint()
         return await program(ctx)
 
-    error = await error_of(program, CROWDS.get(program, 3), timeout=0.25 if program in TIMED else None)
+    error = await error_of(program, SIZES.get(program, 3), timeout=0.25 if program in TIMED else None)
     check_golden(GOLDEN / program.__name__, error, update_golden)
     if program not in IN_ONE_ORDER:
         texts = {str(await error_of(partial(delayed, order=order))) for order in ((1, 2, 0), (2, 1, 0), (0, 2, 1))}
@@ -92,24 +91,22 @@ async def test_an_error_reads_as_it_should_whoever_comes_first(program: Program,
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in PLANTED], ids=lambda case: case.name)
-def test_the_report_of_a_planted_fault_reads_as_it_should(case: Case, update_golden: bool) -> None:
+def test_report_of_a_planted_fault_has_its_golden_text(case: Case, update_golden: bool) -> None:
     error = run_under(program_of(case), default_order, seed=0, seconds=60).error
     assert isinstance(error, CollectiveError)
     check_golden(GOLDEN / case.name, error, update_golden)
 
 
-def test_every_golden_text_belongs_to_a_program_or_a_row() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.txt")} == {each.__name__ for each in PROGRAMS} | {
-        *DIVERGENCES,
-        *PLANTED,
-    }
+def test_every_golden_text_is_used() -> None:
+    used = {each.__name__ for each in PROGRAMS}.union(DIVERGENCES, PLANTED)
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == used
 
 
 # What differs.
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-async def test_a_divergence_is_named_whoever_comes_first(name: str, update_golden: bool) -> None:
+async def test_divergence_has_its_golden_text_in_any_order_of_arrival(name: str, update_golden: bool) -> None:
     orders = itertools.permutations(range(3))
     errors = [await error_of(partial(diverging, name=name, odd=1, relay=Relay(order))) for order in orders]
     check_golden(GOLDEN / name, errors[0], update_golden)
@@ -122,13 +119,13 @@ async def test_a_divergence_is_named_whoever_comes_first(name: str, update_golde
         assert (report.partitions, report.divergence) == (errors[0].report.partitions, errors[0].report.divergence)
 
 
-async def test_the_first_reason_counts_among_several_partitions() -> None:
+async def test_reason_is_the_first_of_several_partitions() -> None:
     values = [X, X, X, zeros(4), X.astype("f8")]
     report = (await error_of(lambda ctx: ctx.all_reduce("SUM", values[replica()]), 5)).report
     assert (report.reason, report.suspects) == (Reason.SHAPE, (3, 4))
 
 
-async def test_equal_calls_on_one_line_are_told_apart_by_column() -> None:
+async def test_equal_calls_on_one_line_differ_by_column() -> None:
     async def program(ctx: ReplicaContext) -> None:
         await (ctx.barrier() if ctx.replica_id_in_sync_group == 0 else ctx.barrier())  # noqa: RUF034
 
@@ -142,7 +139,7 @@ class Moments(NamedTuple):
     nu: Any
 
 
-async def test_structures_that_differ_are_shown_in_whole_items() -> None:
+async def test_differing_structures_are_shown_by_their_smallest_parts() -> None:
     nests = OrderedDict(a=1, z=1), OrderedDict(z=1, a=1)
     error = await error_of(lambda ctx: ctx.all_reduce("SUM", nests[replica()]), 2)
     items = "[('a', *), ('z', *)]" if sys.version_info < (3, 12) else "{'a': *, 'z': *}"
@@ -152,7 +149,7 @@ async def test_structures_that_differ_are_shown_in_whole_items() -> None:
     assert "The structures differ at value.nu: {} on replica 0, () on replica 1." in str(error)
 
 
-async def test_no_replica_passes_the_point_and_each_that_waits_gets_an_error_of_its_own() -> None:
+async def test_mismatch_raises_a_separate_error_in_every_waiting_replica() -> None:
     errors: dict[int, Any] = {}
 
     async def program(ctx: ReplicaContext) -> None:
@@ -161,7 +158,7 @@ async def test_no_replica_passes_the_point_and_each_that_waits_gets_an_error_of_
         except CollectiveMismatchError as error:
             errors[replica()] = error
             raise
-        pytest.fail("it has passed")
+        pytest.fail("a replica has passed the mismatch")
 
     error = await error_of(program, 4)
     assert errors.keys() == {0, 1, 2, 3}
@@ -188,23 +185,23 @@ async def usual(ctx: ReplicaContext) -> None:
     await inner(ctx)
 
 
-async def parting(ctx: ReplicaContext) -> None:
+async def diverge(ctx: ReplicaContext) -> None:
     if replica() == 1:
         await ctx.barrier(name="odd")  # the odd call
     await usual(ctx)
 
 
-async def test_a_report_has_what_each_replica_does_and_where() -> None:
+async def test_report_says_what_each_replica_does_and_where() -> None:
     async def program(ctx: ReplicaContext) -> None:
         await usual(ctx)
-        await parting(ctx)  # the divergence
+        await diverge(ctx)  # the divergence
 
     report = (await error_of(program)).report
     zero, one, two = report.replicas
     assert report.sequence_number == 2
     assert [(r.replica_id, r.device) for r in report.replicas] == [(i, f"CPU:{i}") for i in range(3)]
     assert (zero.call, one.call) == ("barrier()", "barrier(name='odd')")
-    assert one.location == (__file__, line_of("the odd call"), "parting")
+    assert one.location == (__file__, line_of("the odd call"), "diverge")
     assert zero.location == two.location == (__file__, line_of("the first barrier"), "usual")
     assert zero.location is not None
     assert one.location is not None
@@ -215,11 +212,11 @@ async def test_a_report_has_what_each_replica_does_and_where() -> None:
     )
     assert one.history[1].location == (__file__, line_of("the call"), "inner")
     own = [(place.line, place.function) for place in one.stack if place.file == __file__]
-    assert own == [(line_of("the divergence"), "program"), (line_of("the odd call"), "parting")]
+    assert own == [(line_of("the divergence"), "program"), (line_of("the odd call"), "diverge")]
     assert "aiodist" not in {place.function for place in one.stack}
 
 
-async def test_history_keeps_the_last_ones_and_replicas_with_one_history_share_it_in_json() -> None:
+async def test_history_keeps_the_last_calls_and_is_shared_in_json() -> None:
     async def program(ctx: ReplicaContext) -> None:
         for _ in range(HISTORY + 10):
             await ctx.barrier()
@@ -234,7 +231,7 @@ async def test_history_keeps_the_last_ones_and_replicas_with_one_history_share_i
     assert len(report.to_json()) < 2 * len(json.dumps(histories))
 
 
-async def test_partitions_and_divergence_are_values() -> None:
+async def test_report_has_partitions_and_divergence_as_values() -> None:
     report = (await error_of(programs.other_kind)).report
     majority, minority = report.partitions
     assert isinstance(majority, Partition)
@@ -252,7 +249,7 @@ TYPES: dict[str, type] = {"object": dict, "array": list, "string": str, "integer
 
 
 def check_schema(value: Any, schema: Any = SCHEMA) -> None:
-    """Check a value by the words of JSON Schema that the published one has."""
+    """Check a value, by those keywords of JSON Schema that the published schema uses."""
     if "$ref" in schema:
         check_schema(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")])
     elif "anyOf" in schema:
@@ -280,7 +277,7 @@ def test_schema_has_every_member_of_the_enumerations() -> None:
 
 
 @each_of([programs.other_kind, programs.tie, programs.many_left, programs.left_out_of_a_join])
-async def test_a_report_is_a_value_that_comes_back_from_json_and_pickle(program: Program) -> None:
+async def test_report_survives_json_and_pickle(program: Program) -> None:
     error = await error_of(program)
     data = json.loads(error.report.to_json())
     check_schema(data)
@@ -296,20 +293,20 @@ async def test_a_report_is_a_value_that_comes_back_from_json_and_pickle(program:
             CollectiveReport.from_dict(each)
 
 
-# What is no divergence: calls that look different and mean the same.
+# Calls that look different and mean the same.
 
 
 async def agreed(program: Program, order_check: str = "call_site") -> tuple[Any, ...]:
     return await run(mirrored(3, order_check), program)
 
 
-async def test_one_line_of_a_finally_block_is_one_place() -> None:
+async def test_line_of_a_finally_block_is_one_place() -> None:
     async def program(ctx: ReplicaContext) -> int:
         total = 0
         for _ in range(1):
             try:
                 if replica() == 0:
-                    continue  # the compiler writes the block down once for each way out
+                    continue  # the compiler copies the block for each way out
                 if replica() == 1:
                     break
                 await anyio.lowlevel.checkpoint()
@@ -321,7 +318,7 @@ async def test_one_line_of_a_finally_block_is_one_place() -> None:
 
 
 @pytest.mark.parametrize("files", [("a.py", "a.py"), ("a.py", "b.py")])
-async def test_a_module_that_was_loaded_twice_is_one_place_and_two_files_are_two(files: tuple[str, str]) -> None:
+async def test_module_loaded_twice_is_one_place_and_two_files_are_two(files: tuple[str, str]) -> None:
     source = "async def program(ctx):\n    return await ctx.all_reduce('sum', 1)\n"
     spaces: list[dict[str, Any]] = [{}, {}]
     for space, file in zip(spaces, files, strict=True):
@@ -330,40 +327,45 @@ async def test_a_module_that_was_loaded_twice_is_one_place_and_two_files_are_two
     def program(ctx: ReplicaContext) -> Any:
         return spaces[replica() == 1]["program"](ctx)
 
-    if files[0] == files[1]:
-        assert await agreed(program) == (3, 3, 3)
-    else:
-        report = (await error_of(program)).report
+    await check_call_sites(program, "call_site", differ=files[0] != files[1])
+
+
+async def check_call_sites(program: Program, order_check: str, *, differ: bool) -> None:
+    """Check that the call site of replica 1 differs or, if not, that the sum of three ones is returned."""
+    if differ:
+        report = (await error_of(program, order_check=order_check)).report
         assert (report.reason, report.suspects) == (Reason.CALL_SITE, (1,))
+    else:
+        assert await agreed(program, order_check) == (3, 3, 3)
 
 
-async def two_branches(ctx: ReplicaContext, name: str | None = None) -> int:
+async def two_branches(ctx: ReplicaContext, name: str | None = None) -> Any:
     if replica() == 1:
-        return int(await ctx.all_reduce("SUM", 1, name=name))
-    return int(await ctx.all_reduce("SUM", 2, name=name))
+        return await ctx.all_reduce("SUM", 1, name=name)
+    return await ctx.all_reduce("SUM", 1, name=name)
 
 
-async def helper(ctx: ReplicaContext, value: int) -> int:
-    return int(await ctx.all_reduce("SUM", value))
+async def helper(ctx: ReplicaContext) -> Any:
+    return await ctx.all_reduce("SUM", 1)
 
 
-async def through_a_helper(ctx: ReplicaContext) -> int:
+async def through_a_helper(ctx: ReplicaContext) -> Any:
     if replica() == 1:
-        return await helper(ctx, 1)
-    return await helper(ctx, 2)
+        return await helper(ctx)
+    return await helper(ctx)
 
 
-def made(ctx: ReplicaContext) -> ReplicaContext:
+def new_group(ctx: ReplicaContext) -> ReplicaContext:
     return ctx.new_group(range(3))
 
 
-async def group_through_a_helper(ctx: ReplicaContext) -> int:
-    group = made(ctx) if replica() == 1 else None
-    return await helper(group or made(ctx), 2 - (replica() == 1))
+async def group_through_a_helper(ctx: ReplicaContext) -> Any:
+    group = new_group(ctx) if replica() == 1 else None
+    return await helper(group or new_group(ctx))
 
 
 @pytest.mark.parametrize(
-    ("program", "order_check", "differs"),
+    ("program", "order_check", "differ"),
     [
         (two_branches, "signature", False),
         (two_branches, "call_site", True),
@@ -375,14 +377,8 @@ async def group_through_a_helper(ctx: ReplicaContext) -> int:
         (group_through_a_helper, "call_path", True),
     ],
 )
-async def test_places_and_callers_are_compared_as_the_strategy_says(
-    program: Program, order_check: str, differs: bool
-) -> None:
-    if differs:
-        report = (await error_of(program, order_check=order_check)).report
-        assert (report.reason, report.suspects) == (Reason.CALL_SITE, (1,))
-    else:
-        assert await agreed(program, order_check) == (5, 5, 5)
+async def test_call_sites_are_compared_as_order_check_says(program: Program, order_check: str, differ: bool) -> None:
+    await check_call_sites(program, order_check, differ=differ)
 
 
 async def test_factories_of_defaultdicts_are_not_compared() -> None:
@@ -425,6 +421,6 @@ def scaled(factor: int, strategy: Any, value: Any) -> int:
     ],
     ids=["partial", "bound method", "callable object", "closure"],
 )
-async def test_merge_functions_of_one_code_are_the_same_whatever_their_arguments_and_replica_0s_runs(make: Any) -> None:
+async def test_merge_functions_of_one_code_are_the_same_and_replica_0s_runs(make: Any) -> None:
     values = [np.zeros(2), np.zeros((1, 3), np.int8), np.float32(0)]
     assert await agreed(lambda ctx: ctx.merge_call(make(10 + replica()), (values[replica()],))) == (60, 60, 60)
