@@ -2,7 +2,7 @@
 
 import typing
 
-from aiodist._arrays.environment import notes as _notes
+from aiodist._arrays.environment import journal_folder as _journal_folder
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from aiodist._core.errors import (
@@ -22,7 +22,7 @@ from aiodist._tools.trace import trace
 from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp
 
-if _notes():  # this is a worker of `aiodist run`
+if _journal_folder():  # this is a worker of `aiodist run`
     from aiodist._workers.ending import note_error_at_exit
 
     note_error_at_exit()

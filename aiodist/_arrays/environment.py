@@ -183,7 +183,7 @@ def let_crashes_end_processes() -> None:
     os.environ.setdefault("OMPI_MCA_opal_signal", "")
 
 
-def notes() -> str | None:
+def journal_folder() -> str | None:
     """Return the folder of the launcher's journal; None if there is none."""
     return os.environ.get("AIODIST_NOTES") or None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -312,6 +313,15 @@ def _different_structures(
     )
     error.values = tuple(values)  # type: ignore[attr-defined]
     return error
+
+
+def check_iterated(fn: Any, caller: str) -> None:
+    """Check that a function is no async generator function, whose generator would never be iterated."""
+    if inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__):
+        raise TypeError(
+            f"{caller} got the async generator function {fn!r}, which nothing would iterate; "
+            "is `return` missing where it says `yield`?"
+        )
 
 
 def check_awaited(value: Any, called: str) -> None:

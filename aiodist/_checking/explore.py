@@ -29,7 +29,7 @@ from aiodist._core.report import CollectiveReport
 from aiodist._core.terms import Reason
 from aiodist._core.text import count, on_a_screen, shown, upper
 from aiodist._runtime.current import current
-from aiodist._runtime.inspection import look_at_loop
+from aiodist._runtime.inspection import inspect_loop
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import await_chain, frames_of, is_plumbing
 
@@ -106,11 +106,11 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
         busy = [each for each in at_work(pause=0) if isinstance(each, Thread)]
         threads = ", ".join(repr(thread.name) for thread in busy[:_MOST_THREADS])
         more = (f"At work in threads: {threads}. " if threads else "") + _MORE_TIME
-    circle = look_at_loop(loop).report(_WHAT[why].format(seconds), more)
+    cycle_text = inspect_loop(loop).report(_WHAT[why].format(seconds), more)
     if run is None:
-        return CollectiveReport(why, 0, (), (), on_a_screen([circle]))
+        return CollectiveReport(why, 0, (), (), on_a_screen([cycle_text]))
     everyone = tuple(replica.id for replica in run.ledger.replicas)
-    report = analysis.analyse(run.snapshot(deadlocked=everyone, circle=circle))
+    report = analysis.analyse(run.snapshot(deadlocked=everyone, cycle_text=cycle_text))
     # Another reason is that of an error which the order check has found, and not raised yet
     return replace(report, reason=why) if report.reason is Reason.DEADLOCK else report
 

@@ -237,7 +237,7 @@ class WorkerPlan:
         results = self.plans[index].results
         return results if self.collective.kind.shared else [results[i] for i in self.members.own]
 
-    def hand_out(self, result: Any) -> Any:
+    def results_by_replica(self, result: Any) -> Any:
         """Return `Transfer.result` in the form that replicas get, with other frameworks' arrays."""
         if self.shared:
             return result
@@ -300,7 +300,7 @@ class Transfer:
         anything = next(iter(rows.values()))  # for replicas whose values are not used
         return [rows.get(position, anything) for position in range(self.plan.members.replicas)]
 
-    def as_they_lie(self, values: Sequence[Sequence[Any]]) -> list[Array] | None:
+    def joined_in_place(self, values: Sequence[Sequence[Any]]) -> list[Array] | None:
         """Return the result of an all_gather of one array without a copy; None if one is needed.
 
         The values were received into adjacent memory that nothing else uses.

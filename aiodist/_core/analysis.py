@@ -208,7 +208,7 @@ def _deadlock(index: SnapshotIndex) -> CollectiveReport:
     suspects = tuple(i for i in snapshot.deadlocked if i in running) or snapshot.deadlocked
     places = [each.location or (each.stack[-1] if each.stack else None) for each in replicas]
     marks = dict.fromkeys((at for at in places if at is not None), False)
-    lines = [snapshot.circle, *render.source_lines(list(marks.items())[: render.MOST_PLACES])]
+    lines = [snapshot.cycle_text, *render.source_lines(list(marks.items())[: render.MOST_PLACES])]
     return CollectiveReport(Reason.DEADLOCK, number, replicas, suspects, on_a_screen(lines))
 
 

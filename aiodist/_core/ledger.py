@@ -382,7 +382,7 @@ class Group:
         if self.doomed is None or number < self.doomed:
             self.doomed = number
             self._unsettled = None
-            self.ledger.troubled.add(self)
+            self.ledger.doomed_groups.add(self)
 
     def abandon(self, member: Member, slot: Slot) -> None:
         """Note that a member was cancelled out of an incomplete slot."""
@@ -497,7 +497,7 @@ class Ledger:
         self.slot_type = slot_type
         self.replicas: list[Replica] = [Replica(replica_id) for replica_id in replicas]
         self.replica_by_id: dict[int, Replica] = {replica.id: replica for replica in self.replicas}
-        self.troubled: set[Group] = set()  # the doomed ones
+        self.doomed_groups: set[Group] = set()
         # How many groups with certain members and a certain name each replica has made.
         self.group_counts: defaultdict[tuple[tuple[int, ...], str | None], Counter[int]] = defaultdict(Counter)
         self.partial_groups: dict[GroupKey, Group] = {}  # those that some of their members have not made yet

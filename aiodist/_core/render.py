@@ -50,14 +50,14 @@ _clause = partial(clause, most_runs=12)
 
 def trouble_text(trouble: Collective) -> tuple[list[str], tuple[str, ...]]:
     """Return the lines on a collective in trouble, and the advice."""
-    circle = trouble.index.snapshot.circle
+    cycle_text = trouble.index.snapshot.cycle_text
     lines = [
         _headline(trouble),
         *_replica_lines(trouble),
         *_difference(trouble),
         *trouble.cancellations,
         *([f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.label}."] if trouble.unmade_by else []),
-        *([circle] if circle and trouble.reason is Reason.TIMEOUT else []),
+        *([cycle_text] if cycle_text and trouble.reason is Reason.TIMEOUT else []),
         *_last_agreement(trouble),
         *_divergence(trouble),
     ]

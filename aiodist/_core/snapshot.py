@@ -108,7 +108,7 @@ class Snapshot:
     groups: tuple[GroupRecord, ...]  # the run's own first, the others in the order in which they were made
     blocked: tuple[int, ...] = ()  # replicas of which every task waits in open collectives
     deadlocked: tuple[int, ...] = ()  # replicas that wait for each other, and that nothing else can wake
-    circle: str = ""  # a text about tasks that wait for each other
+    cycle_text: str = ""  # a text about tasks that wait for each other
 
 
 def merge(parts: Iterable[Snapshot]) -> Snapshot:
@@ -128,7 +128,7 @@ def merge(parts: Iterable[Snapshot]) -> Snapshot:
         tuple(_merge_group(snapshots[0].order_check, found, known) for found in groups.values()),
         tuple(sorted({replica_id for part in snapshots for replica_id in part.blocked})),
         tuple(sorted({replica_id for part in snapshots for replica_id in part.deadlocked})),
-        next((part.circle for part in snapshots if part.circle), ""),
+        next((part.cycle_text for part in snapshots if part.cycle_text), ""),
     )
 
 

@@ -90,7 +90,7 @@ def ids_by_value(pairs: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
     return found
 
 
-def brief(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return an error's type and the first line of its message, if it has one."""
     return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 

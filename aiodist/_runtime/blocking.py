@@ -24,7 +24,7 @@ from weakref import ref
 
 from aiodist._core.terms import Location
 from aiodist._core.text import place
-from aiodist._runtime.stacks import is_plumbing, other_threads_can_be_looked_at, place_of
+from aiodist._runtime.stacks import can_read_other_threads, is_plumbing, place_of
 from aiodist._runtime.threads import lock_for
 
 _LIMIT_SECONDS = 1.0
@@ -145,7 +145,7 @@ _lock = lock_for(_watched)
 
 def watch(blocked: BlockedLoop, runs: Sized) -> None:
     """Watch a loop as long as it has runs; one thread watches all loops of the process."""
-    if not other_threads_can_be_looked_at():
+    if not can_read_other_threads():
         return
     with _lock, suppress(RuntimeError):  # no more threads can be started, so there is no watch
         if not _watched:

@@ -20,11 +20,12 @@ from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.leaves import Spec
 from aiodist._arrays.nests import Build, builder
 from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.values import check_iterated
 from aiodist._collectives import kinds
 from aiodist._collectives import out as out_buffers
 from aiodist._collectives.kinds import Kind
 from aiodist._runtime import requests
-from aiodist._runtime.current import Entries, get_current, standing_run
+from aiodist._runtime.current import ContextStack, get_current, standing_run
 from aiodist._runtime.handle import CollectiveHandle, post
 from aiodist._runtime.merge import MergeCall
 from aiodist._runtime.participant import Participant
@@ -66,7 +67,7 @@ class ReplicaContext:
 
     __slots__ = ("__weakref__", "_entries", "_me")
 
-    _entries: Entries
+    _entries: ContextStack
     _me: Participant
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
@@ -79,7 +80,7 @@ class ReplicaContext:
 
     def _show(self, participant: Participant) -> Self:
         self._me = participant
-        self._entries = Entries()
+        self._entries = ContextStack()
         participant.context = ref(self)
         return self
 
@@ -399,7 +400,7 @@ class ReplicaContext:
             A handle; its await gives this replica's component of what ``merge_fn`` returned.
 
         Raises:
-            TypeError: ``merge_fn`` is not callable, or ``args`` is neither a tuple nor a list.
+            TypeError: ``merge_fn`` is no function to call, or ``args`` is neither a tuple nor a list.
             ValueError: at the await: a per-replica value in the result has another number of components, or a replica
                 has joined.
             Exception: at the await: what ``merge_fn`` raised; `Strategy.run` raises it once.
@@ -407,6 +408,7 @@ class ReplicaContext:
         self._me.check("merge_call")
         if not callable(merge_fn):
             raise TypeError(f"merge_call expects a function, got {merge_fn!r}")
+        check_iterated(merge_fn, "merge_call")
         call = MergeCall(merge_fn, *requests.call_arguments(args, kwargs), copy_context())
         request = requests.merge_request(merge_fn, call.args, call.kwargs, requests.checked_name(name))
         return self._me.issue(_getframe(1), request, call)

@@ -24,7 +24,7 @@ class CrossReplica(NamedTuple):
     replica: None = None  # as in a `Participant`
 
 
-class Entries:
+class ContextStack:
     """The open with-blocks of one object, which several tasks and threads may have entered."""
 
     __slots__ = ("_tokens",)
@@ -49,18 +49,18 @@ current: ContextVar[Any] = ContextVar("aiodist_current", default=None)
 """A `Participant`, a `CrossReplica`, or None."""
 
 
-class MakesRuns:
+class RunFactory:
     """Base class of strategies, for replica contexts that a program makes itself."""
 
-    def _new_standing_run(self) -> Any:
+    def _new_detached_run(self) -> Any:
         raise NotImplementedError
 
 
 def standing_run(strategy: object) -> Any:
     """Return the run of a replica context that a program has made itself."""
-    if not isinstance(strategy, MakesRuns):
+    if not isinstance(strategy, RunFactory):
         raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
-    return strategy._new_standing_run()  # noqa: SLF001  (declared above)
+    return strategy._new_detached_run()  # noqa: SLF001  (declared above)
 
 
 get_current = current.get

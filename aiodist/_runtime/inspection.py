@@ -299,7 +299,7 @@ def _on_whom(waiter: Waiter, next_one: Waiter) -> str:
     return f" for {next_one.name}" if kind is Awaited.COLLECTIVE else f" that {next_one.name} holds"
 
 
-def look_at_loop(loop: asyncio.AbstractEventLoop | None = None) -> WaitGraph:
+def inspect_loop(loop: asyncio.AbstractEventLoop | None = None) -> WaitGraph:
     """Return who waits for whom at this moment, in an asyncio loop or in the loop that runs here."""
     return WaitGraph(asyncio.all_tasks(loop) if loop is not None else _tasks_here())
 
@@ -323,7 +323,7 @@ class Inspection(NamedTuple):
     """What an inspection of a run's tasks has found, as texts by replica id."""
 
     waits: Mapping[int, str] = {}  # what replicas wait for that are not in a collective
-    circle: str = ""  # of waits
+    cycle_text: str = ""  # of waits
     calls: Mapping[int, tuple[tuple[Location, str], ...]] = {}  # where child tasks are suspended
 
 
@@ -369,7 +369,7 @@ def deadlocked(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
     other processes are unknown here, and assumed never to continue. ``pending`` has the contexts of the event loop's
     scheduled callbacks and timers.
     """
-    graph = look_at_loop()
+    graph = inspect_loop()
     mine = set(map(id, ledger.replicas))
     limited = {id(waiter.replica or waiter.task) for waiter in graph.waiters if _has_time_limit(waiter)}
     ways: dict[Any, Sequence[Sequence[Any]]] = {}  # by task or replica, the ways to continue: those who must all act

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Ledger, Member, Replica, Slot
-from aiodist._core.text import brief, ids, ids_briefly, place
+from aiodist._core.text import error_line, ids, ids_briefly, place
 
 _MOST_NOTES = 4
 _SCHEDULER = "aiodist._runtime.scheduler"
@@ -100,11 +100,13 @@ def error_of_run(
         if not isinstance(error, Exception):
             return error
     if reported is not None:
-        _add_notes(reported, [f"while it unwound, replica {i} raised {brief(error)}" for i, error in distinct.items()])
+        _add_notes(
+            reported, [f"while it unwound, replica {i} raised {error_line(error)}" for i, error in distinct.items()]
+        )
         odd = [replica_id for replica_id in reported.report.suspects if replica_id in handled]
         if odd:
             reported.__cause__ = handled[odd[0]]
-            reported.add_note(f"replica {odd[0]} was handling {brief(handled[odd[0]])}")
+            reported.add_note(f"replica {odd[0]} was handling {error_line(handled[odd[0]])}")
         return reported
     if not distinct:
         return None
@@ -114,7 +116,7 @@ def error_of_run(
         return ExceptionGroup("several replicas failed", errors)
     alike: dict[str, list[int]] = {}
     for replica_id, error in others:
-        alike.setdefault(brief(error), []).append(replica_id)
+        alike.setdefault(error_line(error), []).append(replica_id)
     _add_notes(first, [f"{ids_briefly(replicas)} failed, too: {text}" for text, replicas in alike.items()])
     return first
 

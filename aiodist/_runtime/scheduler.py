@@ -85,7 +85,7 @@ class Span(Protocol):
     def made(self, group: Group) -> None:
         """Note a group that local replicas make and that has members on other workers."""
 
-    def troubled(self, group: Group, overdue: Overdue | None) -> None:
+    def report_group(self, group: Group, overdue: Overdue | None) -> None:
         """Have all workers' snapshots analysed, because a group is doomed and its local members have settled."""
 
     def stuck(self, replica_ids: Collection[int]) -> None:
@@ -168,7 +168,7 @@ class Run:
         self.now = self.clock = loop.clock  # tells the time in seconds
         self._wake = loop.wake
         self._wakes_later = loop.wakes_later
-        for group in list(self.ledger.troubled):  # another worker was in trouble before this one began
+        for group in list(self.ledger.doomed_groups):  # another worker was in trouble before this one began
             self.reconsider(group)
 
     @property
@@ -387,7 +387,7 @@ class Run:
         if all(member.replica.end is not None for member in group.members):
             return  # no member is left to raise it in; if nobody else reports it, `conclude` does
         if self.span is not None:
-            self.span.troubled(group, overdue)
+            self.span.report_group(group, overdue)
         else:
             self.fail(self._analysed(overdue))
 
@@ -464,7 +464,7 @@ class Run:
 
     def conclude(self) -> CollectiveError | None:
         """Return the run's error, once all replicas have ended; None if there was no trouble."""
-        if self.error is None and not self.closed and self.ledger.troubled:
+        if self.error is None and not self.closed and self.ledger.doomed_groups:
             self.error = self._analysed()
             if self.observer is not None:
                 self.observer.reported(self, self.error)
@@ -522,7 +522,7 @@ class Run:
     def _check_for_deadlock(self) -> None:
         """Check for replicas that wait for each other across groups, unless a report is pending."""
         self._checks_again = False
-        if self.closed or self.ledger.troubled:
+        if self.closed or self.ledger.doomed_groups:
             return
         if self.now() < self._not_before:
             self._check_again()
@@ -530,7 +530,7 @@ class Run:
         began = time.perf_counter()
         suspects = self.ledger.stuck()
         if suspects:
-            certain = self.waiting_for_good()
+            certain = self.deadlocked_replicas()
             if self.span is not None and certain:
                 self.span.stuck(certain)
             elif certain & suspects and self._is_proven(certain):
@@ -559,7 +559,7 @@ class Run:
         delay = 0.0 if alone else _SETTLE_SECONDS
         return now - self._seen_since >= (delay if shows_timers else PROOF_SECONDS)
 
-    def waiting_for_good(self) -> set[int]:
+    def deadlocked_replicas(self) -> set[int]:
         """Return the ids of local replicas that are certain to wait only for other replicas."""
         from aiodist._runtime.inspection import deadlocked  # loaded only if there is something to inspect
 
@@ -567,20 +567,20 @@ class Run:
 
     def look_for_deadlock(self) -> None:
         """End the run if some of its replicas will certainly never continue; called when nothing moves."""
-        if self.closed or self.ledger.troubled or self.span is not None:
+        if self.closed or self.ledger.doomed_groups or self.span is not None:
             return
-        certain = self.waiting_for_good()
+        certain = self.deadlocked_replicas()
         waiting = {m.replica_id for slot in self.ledger.open_slots() for m in slot.group.members if m.has_posted(slot)}
         if certain & waiting:
             self._end_by_deadlock(certain)
 
     def _end_by_deadlock(self, certain: set[int]) -> None:
-        from aiodist._runtime.inspection import look_at_loop
+        from aiodist._runtime.inspection import inspect_loop
 
         headline = f"{ids(certain)} wait for each other, and nothing else can wake them"
-        text = look_at_loop().report(headline, replicas_alone=True)
+        text = inspect_loop().report(headline, replicas_alone=True)
         among = tuple(sorted(certain))
-        self.fail(self._analysed(blocked=among, deadlocked=among, circle=text))
+        self.fail(self._analysed(blocked=among, deadlocked=among, cycle_text=text))
 
     # What is known of the replicas.
 
@@ -590,7 +590,7 @@ class Run:
 
         # If the event loop is blocked, another thread asks; after the run's end, its loop may be gone.
         is_here = get_ident() == self.thread
-        inspects, reads = is_here and not self.over, is_here or stacks.other_threads_can_be_looked_at()
+        inspects, reads = is_here and not self.over, is_here or stacks.can_read_other_threads()
         found = inspect_run(self.ledger) if inspects else Inspection()
         facts = tuple(
             ReplicaFacts(
@@ -607,7 +607,7 @@ class Run:
             )
             for replica, state in zip(self.ledger.replicas, self._states, strict=True)
         )
-        return self.ledger.snapshot(facts, **{"circle": found.circle, **more})
+        return self.ledger.snapshot(facts, **{"cycle_text": found.cycle_text, **more})
 
 
 JOIN = Request.of_kind(kinds.JOIN)
@@ -624,7 +624,7 @@ def _how_it_returned(state: _State) -> tuple[str | None, Location | None]:
     return text, None if frame is None else place(frame.f_code, frame.f_lasti).location
 
 
-def new_standing_run(run: Run) -> Run:
+def new_detached_run(run: Run) -> Run:
     """Return a run for contexts that a program makes itself.
 
     A single replica needs no event loop: whatever it issues is complete at once. If there are several, none runs.
@@ -788,7 +788,7 @@ class _Replicas:
         if end is ReplicaState.FAILED:
             run.close()
             return
-        for group in sorted(run.ledger.troubled, key=lambda group: group.serial):
+        for group in sorted(run.ledger.doomed_groups, key=lambda group: group.serial):
             run.reconsider(group)
 
     def _note(self, member: Member, error: BaseException) -> ReplicaState:

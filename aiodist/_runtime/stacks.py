@@ -108,7 +108,7 @@ def _running_above(frame: FrameType) -> list[FrameType]:
     return above[::-1] if caller is frame else []
 
 
-def other_threads_can_be_looked_at() -> bool:
+def can_read_other_threads() -> bool:
     """Return whether another thread's frames may be read; without the interpreter lock, Python may crash."""
     has_lock: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13 on
     return has_lock is None or has_lock()

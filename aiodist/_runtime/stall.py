@@ -121,13 +121,13 @@ class StallWatch:
 
 
 def _warn(run: Any, slot: Slot, seconds: float) -> None:
-    from aiodist._runtime.inspection import look_at_loop  # loaded only if something is wrong
+    from aiodist._runtime.inspection import inspect_loop  # loaded only if something is wrong
 
     headline = (
         f"no replica has made progress for {seconds:.3g} s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)"
     )
     elsewhere = [_ELSEWHERE] if slot.matched and run.span is not None else []
-    _show(look_at_loop().report(headline, *elsewhere, replicas_alone=True), slot.post_of(0).location)
+    _show(inspect_loop().report(headline, *elsewhere, replicas_alone=True), slot.post_of(0).location)
 
 
 def _show(text: str, place: Location) -> None:

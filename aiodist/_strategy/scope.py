@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Group
-from aiodist._runtime.current import CrossReplica, Entries, MakesRuns, current
+from aiodist._runtime.current import ContextStack, CrossReplica, RunFactory, current
 from aiodist._runtime.participant import Participant
 
 
@@ -45,7 +45,7 @@ class Replicas:
         return None
 
 
-class HasReplicas(MakesRuns):
+class HasReplicas(RunFactory):
     """Base class of strategies."""
 
     _replicas: Replicas
@@ -72,7 +72,7 @@ class Scope(Generic[S]):
 
     def __init__(self, strategy: S) -> None:
         self._strategy = strategy
-        self._entries = Entries()
+        self._entries = ContextStack()
 
     def __enter__(self) -> S:
         here, replicas = current.get(), replicas_of(self._strategy)

@@ -20,7 +20,7 @@ from aiodist._arrays.devices import gpu_number
 from aiodist._arrays.environment import ClusterSettings
 from aiodist._arrays.leaves import describe_leaf
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import check_awaited, regroup, regroup_data, split
+from aiodist._arrays.values import check_awaited, check_iterated, regroup, regroup_data, split
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.recorder import RecordedRuns, Recorder
@@ -28,7 +28,7 @@ from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext, context_of
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
-from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
+from aiodist._runtime.scheduler import Call, Run, new_detached_run, run_replicas
 from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended, split_arguments
 from aiodist._strategy.reductions import Operation, combine, named
 from aiodist._strategy.scope import (
@@ -155,8 +155,8 @@ class Strategy(HasReplicas):
         total = share.replicas if len(share.mine) < share.replicas else None  # other workers need finished groups
         return Run(self, extended.devices, extended.order_check, merged, first=share.mine.start, total=total)
 
-    def _new_standing_run(self) -> Run:
-        return new_standing_run(self._new_run())
+    def _new_detached_run(self) -> Run:
+        return new_detached_run(self._new_run())
 
     async def _carry_out(self, run: Run, calls: Sequence[Call], site: Any) -> Any:  # noqa: ARG002  (for workers)
         self._runs.begin(run.ledger, run.devices)
@@ -173,11 +173,7 @@ class Strategy(HasReplicas):
         require_cross_replica(self, "strategy.run")
         if not callable(fn):
             raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
-        if inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__):
-            raise TypeError(
-                f"strategy.run got the async generator function {fn!r}, which nothing would iterate; "
-                "is `return` missing where it says `yield`?"
-            )
+        check_iterated(fn, "strategy.run")
         return [(fn, *own) for own in split_arguments(args, kwargs, self._replicas.local)]
 
     async def warmup(self, *specs: Any) -> None:

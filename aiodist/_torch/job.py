@@ -81,7 +81,7 @@ class Job:
         """Call a function for every rank; return whether all have ended in time."""
         if not self.ranks.run(partial(self._run_rank, main), seconds):
             return False
-        if self.error is None and self.ledger.troubled:
+        if self.error is None and self.ledger.doomed_groups:
             self._fail()
         self.observer.run_ended(self)
         return True
@@ -213,12 +213,12 @@ class Job:
             raise type(self.error)(self.error.report)
 
     def _fail_if_settled(self) -> None:
-        if self.error is None and any(not group.unsettled for group in self.ledger.troubled):
+        if self.error is None and any(not group.unsettled for group in self.ledger.doomed_groups):
             self._fail()
 
     def _wake_or_fail(self) -> None:
         """Wake a rank when none can continue: with a future that is not complete, or else with an error."""
-        if self._takes_future and not self.ledger.troubled:
+        if self._takes_future and not self.ledger.doomed_groups:
             self._takes_future.remove(min(self._takes_future))
             self.ranks.wake()
         else:
@@ -229,7 +229,7 @@ class Job:
         waiting, elsewhere = self.ledger.stuck(), self._waits_elsewhere
         snapshot = self.ledger.snapshot(
             self.facts(), blocked=tuple(sorted(waiting)), deadlocked=tuple(sorted({*waiting, *elsewhere})),
-            circle="; ".join(f"rank {rank} {what}" for rank, what in sorted(elsewhere.items())),
+            cycle_text="; ".join(f"rank {rank} {what}" for rank, what in sorted(elsewhere.items())),
         )  # fmt: skip
         self.error = error_of(report_on(snapshot if slot is None else only_swapped(snapshot, slot, swapped)))
         self.observer.reported(self, self.error)

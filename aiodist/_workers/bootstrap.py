@@ -169,7 +169,7 @@ def _wait_for(steps: Steps[T], worker: str) -> T:
 def _warn_of_absent(worker: str, waited: float) -> None:
     frame = _getframe()
     here = place_of(program_frame(frame) or frame)
-    missing = Journal(environment.notes()).missing()
+    missing = Journal(environment.journal_folder()).missing()
     warn_of_stall(
         f"{worker} has waited {waited:.3g} s to make a strategy at {shown_file(here.file)}:{here.line}, which every "
         f"worker must make{missing} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiodist._arrays import environment
-from aiodist._runtime.stacks import is_plumbing, other_threads_can_be_looked_at
+from aiodist._runtime.stacks import can_read_other_threads, is_plumbing
 from aiodist._workers import ending, messages
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator, Relay, Sent
 from aiodist._workers.layout import Hello, this_machine
@@ -316,7 +316,7 @@ class LoopProbe:
     def describe(self) -> tuple[str, str, int]:
         """Return a text on a loop that does not answer, and the file and line at which its thread is."""
         text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it"
-        if not other_threads_can_be_looked_at():
+        if not can_read_other_threads():
             return text, "", 0
         here = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  (CPython has no other way)
         stack = () if here is None else traceback.walk_stack(here)

@@ -26,7 +26,7 @@ from aiodist._core.ledger import Ledger
 from aiodist._core.report import CollectiveReport, ReplicaReport
 from aiodist._core.snapshot import GroupKey, ReplicaFacts, Snapshot, merge
 from aiodist._core.terms import Reason, ReplicaState
-from aiodist._core.text import brief
+from aiodist._core.text import error_line
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Ask, GroupTag, Lost, Message, OpenGroup, Query, Report, Stalled, Trouble, Waiting
 
@@ -125,7 +125,7 @@ class Coordinator:
 
     def give_up(self, error: Exception) -> Sent:
         """End the strategy because this coordinator has failed."""
-        yield from self._end(Lost(0, f"has given up: {brief(error)}"))
+        yield from self._end(Lost(0, f"has given up: {error_line(error)}"))
 
     def _end(self, outcome: Report | Lost) -> Sent:
         self.outcome = outcome

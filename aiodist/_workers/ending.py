@@ -27,14 +27,14 @@ from typing import Any, Final
 from aiodist._arrays import environment
 from aiodist._core.errors import CollectiveError, WorkerLostError
 from aiodist._core.report import CollectiveReport
-from aiodist._core.text import brief
+from aiodist._core.text import error_line
 
 _JOURNAL: Final = "journal"
 
 
 def _note(kind: str, number: int) -> None:
     """Append a line on this worker, if there is a launcher."""
-    if folder := environment.notes():
+    if folder := environment.journal_folder():
         with suppress(OSError), open(os.path.join(folder, _JOURNAL), "a", encoding="utf-8") as file:  # noqa: PTH118, PTH123
             file.write(f"{kind} {os.getpid()} {number}\n")
 
@@ -120,7 +120,7 @@ def note_error_at_exit() -> None:
 def farewell() -> str:
     """Return what this worker tells the others when its program ends."""
     error = _last_error()
-    return ENDED if error is None else f"{ENDED}: {brief(error)}"
+    return ENDED if error is None else f"{ENDED}: {error_line(error)}"
 
 
 def _is_shared(error: CollectiveError) -> bool:
@@ -163,7 +163,7 @@ def finalise(mpi: Any, worker: int) -> None:
         return
     if mpi.COMM_WORLD.Get_size() > 1 and (_last_error() is not None or losses):
         return
-    notes, call = environment.notes(), library_function(mpi, "MPI_Finalize")
+    notes, call = environment.journal_folder(), library_function(mpi, "MPI_Finalize")
     if notes is None or call is None:
         mpi.Finalize()
         return

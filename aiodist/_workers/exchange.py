@@ -231,7 +231,7 @@ class Moving:
                 buffer[...] = leaf
         if request.over_workers is None and not request.on_devices:
             slot.shared = plan.shared
-            return plan.hand_out(result)
+            return plan.results_by_replica(result)
         return (yield from self._handed_out(slot, result))
 
     def gather(self, session: Session, slot: Rendezvous | None) -> Steps[Any]:
@@ -354,7 +354,7 @@ def carry_out(transfer: Transfer, communicator: Communicator) -> Steps[Any]:
     made = transfer.plan.on_one_machine
     if made is not None:
         values = transfer.all_values((yield from gather_objects(communicator, transfer.given)))
-        result = transfer.as_they_lie(values)
+        result = transfer.joined_in_place(values)
         transfer.take_gathered(result if result is not None else (yield from _on_one_machine(made, values)))
     return transfer.result()
 

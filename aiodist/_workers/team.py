@@ -43,7 +43,7 @@ from aiodist._core.ledger import Group, Ledger, Path, Slot
 from aiodist._core.report import CollectiveReport, ReplicaReport
 from aiodist._core.snapshot import GroupKey, Overdue, ReplicaFacts, Snapshot
 from aiodist._core.terms import Reason, ReplicaState
-from aiodist._core.text import brief, ids
+from aiodist._core.text import error_line, ids
 from aiodist._workers.coordinator import not_begun
 from aiodist._workers.driver import Driver
 from aiodist._workers.exchange import Agreed, Moving, accumulate_of, contributed, flags_of
@@ -196,7 +196,7 @@ class Team:
 
     def _failed(self, error: Exception) -> None:
         """End the strategy by an error of the engine, which the other workers may not have."""
-        text = f"has given up: {brief(error)}"
+        text = f"has given up: {error_line(error)}"
         self.control.send(Lost(self.layout.rank, text))
         self.end(lost_worker(self.layout, self.layout.rank, text), error)
 
@@ -371,7 +371,7 @@ class Span:
         if group.key in self._doomed:
             self._run.doom(group, self._doomed.pop(group.key))
 
-    def troubled(self, group: Group, overdue: Overdue | None) -> None:
+    def report_group(self, group: Group, overdue: Overdue | None) -> None:
         """Report a group in trouble, once its local members have settled."""
         self.report(group=group, overdue=overdue)
 
@@ -391,7 +391,7 @@ class Span:
         """Note that all local replicas have ended."""
         self._finishing = True
         ledger = self._ledger
-        if failures or ledger.troubled or any(replica.end != "exited" for replica in ledger.replicas):
+        if failures or ledger.doomed_groups or any(replica.end != "exited" for replica in ledger.replicas):
             self.report(failures=failures)
         else:
             self._root.end()
@@ -427,7 +427,7 @@ class Span:
         if step is None:
             return self._team.outcome(moving.gather(session, None), lambda *_: None)
         slot: Any = step.slot
-        if isinstance(slot, Pending):
+        if isinstance(step.slot, Pending):
             steps = slot.move(Agreed(session.communicator, accumulate_of(found), moving))
         elif found.agreement is Agreement.WITHOUT_SOME:
             steps = moving.gather(session, slot)
@@ -486,7 +486,7 @@ class Span:
             case Ask():
                 self._answer(message)
             case Query() if self._is_well:  # else its event loop may be gone
-                self._report_waiting(self._run.waiting_for_good(), is_answer=True)
+                self._report_waiting(self._run.deadlocked_replicas(), is_answer=True)
             case GroupTag() if message.group in self._waiting:
                 self._team.driver.start(self._open_session(message))
 
@@ -540,7 +540,7 @@ class Span:
         session = None if group is None else self._session_of(group)
         if session is not None and number is not None:
             session.freeze(number)
-        found = tuple(f"Replica {i} raised {brief(error)}" for i, error in (failures or {}).items())
+        found = tuple(f"Replica {i} raised {error_line(error)}" for i, error in (failures or {}).items())
         snapshot = self._run.snapshot(blocked=self._blocked)
         self._team.control.send(Trouble(self.number, snapshot, key, number, overdue, found, note))
 
@@ -587,7 +587,7 @@ class Outside:
         if not pending.complete:
             for member in pending.group.members:
                 pending.group.abandon(member, pending)
-            self._span.troubled(pending.group, None)
+            self._span.report_group(pending.group, None)
 
     def warn(self, pending: Pending, seconds: float) -> None:
         """Warn that the other workers have not made a call."""
@@ -601,7 +601,7 @@ class Outside:
 
     def expire(self, pending: Pending, seconds: float) -> None:
         """Report a call that the other workers have not made in time."""
-        self._span.troubled(pending.group, Overdue(pending.group.key, pending.number, seconds))
+        self._span.report_group(pending.group, Overdue(pending.group.key, pending.number, seconds))
 
     # Called by the span.
 
@@ -615,7 +615,7 @@ class Outside:
         if number is not None:
             group.doom(number)
         if group.doomed is not None and min(group.open, default=group.members[0].sequence) >= group.doomed:
-            self._span.troubled(group, None)
+            self._span.report_group(group, None)
 
     def snapshot(self, **_: Any) -> Snapshot:
         """Return the snapshot of the calls."""

@@ -18,7 +18,7 @@ from aiodist._checking.check import HeldUpLoop
 from aiodist._checking.explore import replay
 from aiodist._checking.schedule import DEFER, Schedule
 from aiodist._runtime.blocking import watch
-from aiodist._runtime.stacks import other_threads_can_be_looked_at
+from aiodist._runtime.stacks import can_read_other_threads
 from tests.checking.programs import Main, value
 from tests.runtime.programs import here, mirrored, replica
 
@@ -197,7 +197,7 @@ def test_tasks_that_are_cancelled_together_unwind_in_the_order_of_their_creation
     assert value(main) == list(range(9))
 
 
-@pytest.mark.skipif(not other_threads_can_be_looked_at(), reason="frames of other threads cannot be read")
+@pytest.mark.skipif(not can_read_other_threads(), reason="frames of other threads cannot be read")
 def test_replica_that_holds_up_the_loop_is_noted_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodist._runtime.blocking._PAUSE_SECONDS", 0.001)
     monkeypatch.setattr("aiodist._runtime.blocking._LIMIT_SECONDS", 0.0)

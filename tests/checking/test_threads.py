@@ -13,10 +13,10 @@ from functools import partial
 import pytest
 
 from aiodist._checking.threads import at_work
-from aiodist._runtime.stacks import other_threads_can_be_looked_at
+from aiodist._runtime.stacks import can_read_other_threads
 from tests.checking.programs import value
 
-pytestmark = pytest.mark.skipif(not other_threads_can_be_looked_at(), reason="there is no interpreter lock to keep")
+pytestmark = pytest.mark.skipif(not can_read_other_threads(), reason="there is no interpreter lock to keep")
 
 
 def wait_until_idle() -> None:

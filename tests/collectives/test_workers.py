@@ -94,6 +94,6 @@ def test_all_gather_result_stays_where_it_was_received() -> None:
         Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec_of(array), (0,))), Members(0, ((0,), (1,)))
     )
     transfer = Transfer(plan, [array])
-    transfer.take_gathered(transfer.as_they_lie(transfer.all_values([[[come[0]]], [[come[1]]]])))
+    transfer.take_gathered(transfer.joined_in_place(transfer.all_values([[[come[0]]], [[come[1]]]])))
     assert np.shares_memory(transfer.result(), come)
     np.testing.assert_array_equal(transfer.result(), np.concatenate([array, array]))

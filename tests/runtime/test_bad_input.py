@@ -23,6 +23,12 @@ OBJECTS = np.array([object(), None])
 PLAIN = make_dataclass("State", ["step"])(1)
 OPTIONS = CommunicationOptions()
 
+
+async def generator(*_: Any) -> Any:
+    """Yield where a function should return."""
+    yield 1
+
+
 CALLS: list[Call] = [
     # Reduce ops.
     (lambda c: c.all_reduce("AVERAGE", X), ValueError, "one of SUM, MEAN, MIN, MAX, PRODUCT.*'AVERAGE'"),
@@ -75,6 +81,7 @@ CALLS: list[Call] = [
     (lambda c: c.new_group([False, 1]), TypeError, "must be a replica id, an int"),
     # merge_call.
     (lambda c: c.merge_call(3), TypeError, "merge_call expects a function, got 3"),
+    (lambda c: c.merge_call(generator), TypeError, "merge_call got the async generator function .*`return` missing"),
     (lambda c: c.merge_call(print, X), TypeError, r"args must be a tuple or list.*args=\(value,\)"),
     (lambda c: c.merge_call(print, (), [1]), TypeError, "kwargs must be a mapping"),
 ]
@@ -175,6 +182,7 @@ FOR_RUN: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         for kwargs in ([("a", 1)], {1: 2}, "ab")
     ),
     (3, {}, TypeError, r"strategy\.run expects a function, got 3"),
+    (generator, {}, TypeError, r"strategy\.run got the async generator function .*`return` missing"),
     (print, {"options": "fast"}, TypeError, "options must be CommunicationOptions or None, got 'fast'"),
     *(
         (print, {"args": (given,)}, ValueError, "2 components, one for each replica, got a PerReplica with")

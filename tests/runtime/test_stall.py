@@ -22,9 +22,9 @@ from aiodist import DeadlockError, ReplicaContext, StallWarning
 from aiodist._arrays.environment import stall_seconds
 from aiodist._runtime import blocking, stall
 from aiodist._runtime.blocking import BlockedLoop
-from aiodist._runtime.inspection import WaitGraph, look_at_loop
+from aiodist._runtime.inspection import WaitGraph, inspect_loop
 from aiodist._runtime.loop import running_on_trio
-from aiodist._runtime.stacks import awaited_by, links, other_threads_can_be_looked_at
+from aiodist._runtime.stacks import awaited_by, can_read_other_threads, links
 from aiodist._runtime.stall import StallWatch, watch_here
 from tests.runtime.programs import Program, Warned, mirrored, replica, run, still_works, turns, warned
 
@@ -48,7 +48,7 @@ async def while_it_runs(program: Program, act: Callable[[], Any], replicas: int)
 
 async def look_at(program: Program, check: Callable[[WaitGraph], None], replicas: int = 2) -> None:
     """Check who waits for whom once nothing in a run moves."""
-    await while_it_runs(program, lambda: check(look_at_loop()), replicas)
+    await while_it_runs(program, lambda: check(inspect_loop()), replicas)
 
 
 def lines_of(graph: WaitGraph) -> list[str]:
@@ -575,7 +575,7 @@ def new_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "_watches", {})
 
 
-locked = pytest.mark.skipif(not other_threads_can_be_looked_at(), reason="frames of other threads cannot be read")
+locked = pytest.mark.skipif(not can_read_other_threads(), reason="frames of other threads cannot be read")
 
 
 def test_loop_is_not_watched_without_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:

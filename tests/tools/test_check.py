@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist._runtime.stacks import other_threads_can_be_looked_at
+from aiodist._runtime.stacks import can_read_other_threads
 from aiodist._tools.cli import main
 from tests.tools.command import interrupt_command, run_command, usage_error
 
@@ -302,9 +302,7 @@ def test_interruption_ends_in_one_line() -> None:
         pytest.param(
             "program.py:computes --timeout 3",
             "CollectiveTimeoutError: the run has taken longer than 3 s\nReplica 0 has held up the event loop",
-            marks=pytest.mark.skipif(
-                not other_threads_can_be_looked_at(), reason="frames of other threads cannot be read"
-            ),
+            marks=pytest.mark.skipif(not can_read_other_threads(), reason="frames of other threads cannot be read"),
         ),
     ],
 )

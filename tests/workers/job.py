@@ -176,7 +176,7 @@ async def stalls(strategy: aiodist.MultiWorkerMirroredStrategy, *, last: bool) -
 def wait_until_the_others_wait() -> None:
     """Return a second after all others have begun to make the strategy, as the journal says."""
     others = (found.workers if (found := environment.launched()) else 1) - 1
-    while len(Journal(environment.notes()).waiting) < others:
+    while len(Journal(environment.journal_folder()).waiting) < others:
         time.sleep(0.05)
     time.sleep(1)
 
