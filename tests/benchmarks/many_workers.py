@@ -66,10 +66,13 @@ def peak_kib() -> int:
 
 
 async def times(strategies: list[Any]) -> list[float]:
-    """Return the seconds of each step but the first: from the last worker's end of a step to that of the next."""
+    """Return the seconds of each step but the first: from the last worker's end of a step to that of the next.
+
+    The last step is left out, because in it no worker posts the next one.
+    """
     marks: list[float] = []
     await everywhere(strategies, steps, marks)
-    return list(np.diff(marks[len(strategies) - 1 :: len(strategies)]))
+    return list(np.diff(marks[len(strategies) - 1 :: len(strategies)])[:-1])
 
 
 def timed(fn: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
