@@ -317,7 +317,12 @@ def _different_structures(
 
 def check_iterated(fn: Any, caller: str) -> None:
     """Check that a function is no async generator function, whose generator would never be iterated."""
-    if inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__):
+    code = getattr(fn, "__code__", None)
+    if code is not None:  # much faster than inspect's function
+        is_generator = bool(code.co_flags & inspect.CO_ASYNC_GENERATOR)
+    else:
+        is_generator = inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__)
+    if is_generator:
         raise TypeError(
             f"{caller} got the async generator function {fn!r}, which nothing would iterate; "
             "is `return` missing where it says `yield`?"
