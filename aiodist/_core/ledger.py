@@ -311,7 +311,7 @@ class Group:
         """
         if member.joined_at is not None:
             raise ReplicaContextError("this replica has joined already; await the handle that ctx.join() returned")
-        slot = self.joining
+        slot, is_first = self.joining, self.joining is None
         if slot is None:
             slot = self.joining = self.ledger.slot_type(self, _JOINED, call, code, offset, ())
             self.ledger.active_groups.add(self)
@@ -330,7 +330,7 @@ class Group:
         if not slot.missing and self.doomed is None:
             slot.matched = True
             matched.append(slot)
-        elif any(each.replica.end is not None and each.joined_at is None for each in self.members):
+        elif is_first and any(each.replica.end is not None for each in self.members):  # later ends: see `note_end`
             self.doom(self.number_of_join())
         return matched
 
