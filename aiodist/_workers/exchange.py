@@ -31,7 +31,7 @@ from aiodist._arrays.device import DeviceType
 from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.execution import executor
-from aiodist._collectives.host import HostExecutor, in_native_order
+from aiodist._collectives.host import COST_FROM, HostExecutor, in_native_order
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective
 from aiodist._collectives.out import NO_OUTS
 from aiodist._collectives.work import Work
@@ -102,8 +102,9 @@ class Small:
             known = None not in shape and (isinstance(dtype, type) or dtype.kind not in "USO")
             if not known or mark == LeafType.INDEXED_SLICES or isinstance(mark, DeviceType):
                 return False
-        most_replicas = max(map(len, plan.members.ids))
-        return most_replicas * sum(nbytes for *_, nbytes in _fields(spec)) <= records.payload.size
+        most_replicas, nbytes = max(map(len, plan.members.ids)), sum(nbytes for *_, nbytes in _fields(spec))
+        is_small = plan.members.replicas * nbytes < COST_FROM  # so that it is reduced at once, without a thread
+        return is_small and most_replicas * nbytes <= records.payload.size
 
     def write(self, values: Sequence[Any]) -> int:
         """Write the local replicas' contributions into this worker's record; return how many bytes they take."""

@@ -1,7 +1,7 @@
 """A session: one order of steps that several workers take together, over a communicator.
 
-One class serves runs, calls outside of replicas, and groups of replicas on several workers. It is told of steps that
-all local replicas have posted, and when all of them have joined or ended. It exchanges records, and passes what the
+One class serves runs, calls outside of replicas, and groups of replicas on several workers. Its inputs are steps that
+all local replicas have posted, and that all of them have joined or ended. It exchanges records, and passes what the
 records of all workers say to a `Carrier`. The session is one generator of requests (`transport.Steps`), so it does not
 know how requests are waited for.
 

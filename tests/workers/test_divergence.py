@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import anyio
 import numpy as np
@@ -162,3 +164,18 @@ async def test_error_of_a_replica_with_calls_in_flight_is_raised(size: int) -> N
 
     for outcome in await Job(1, 1).run(program):
         assert isinstance(outcome, ValueError), repr(outcome)
+
+
+async def test_report_of_many_workers_lists_the_tasks_of_the_loop_for_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each list would have the tasks of all workers, so a report of thousands would take time that grows with n²."""
+
+    async def program(ctx: ReplicaContext) -> Any:
+        return await (ctx.barrier() if ctx.replica_id_in_sync_group == 7 else ctx.all_reduce("SUM", 1.0))
+
+    all_tasks = Mock(return_value=set())
+    monkeypatch.setattr(asyncio, "all_tasks", all_tasks)
+    outcomes = await Job(*[1] * 130).run(program)
+    all_tasks.assert_not_called()
+    assert {type(outcome) for outcome in outcomes} == {aiodist.CollectiveMismatchError}

@@ -47,8 +47,7 @@ _REDUCTIONS: Final[dict[ReduceOp, tuple[Any, str]]] = {
 _TAGS: Final = 32768  # which every MPI has
 _RECORD_TAG: Final = 1  # of records between two workers
 _LONG_RECORD: Final = 1 << 17
-"""The longest record between two workers: copying values of 128 KiB costs less than a message of their own. The values
-of both records are small enough to be reduced at once (`_collectives.host.COST_FROM`)."""
+"""The longest record between two workers: copying values of 128 KiB costs less than a message of their own."""
 
 
 def load_mpi() -> Any:
