@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from itertools import accumulate, chain, cycle, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -48,7 +48,7 @@ from aiodist._collectives.workers import (
 )
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
-from aiodist._workers.record import FLOAT64, NO_FLAGS, Found, RecordBuffers
+from aiodist._workers.record import FLOAT64, NO_FLAGS, RecordBuffers
 from aiodist._workers.session import Session
 from aiodist._workers.transport import Array, Communicator, Parts, Request, Steps, as_bytes, in_thread
 from aiodist_kernels import policy
@@ -80,7 +80,9 @@ class Small:
         self._plan = plan
         self._single, self._marks = spec.single, spec.marks
         own = [_views(spec, records.payload, i) for i in range(len(members.own))]
-        self._own = list(zip(chain.from_iterable(own), cycle(dtype is int for dtype in spec.dtypes), strict=False))
+        self._own = list(chain.from_iterable(own))
+        self._has_ints = int in spec.dtypes
+        self._positions = members.own
         self._nbytes = len(members.own) * sum(nbytes for *_, nbytes in _fields(spec))
         views = {
             position: _views(spec, payload, i)
@@ -109,31 +111,29 @@ class Small:
     def write(self, values: Sequence[Any]) -> int:
         """Write the local replicas' contributions into this worker's record; return how many bytes they take."""
         leaves: Iterable[Any] = values if self._single else chain.from_iterable(values)
-        for (view, is_int), leaf in zip(self._own, leaves, strict=True):
-            if is_int:
-                view[:] = (leaf, 1) if fits(leaf) else 0
-            else:
-                view[...] = leaf
+        if self._has_ints:
+            leaves = [((leaf, 1) if fits(leaf) else 0) if type(leaf) is int else leaf for leaf in leaves]
+        for view, leaf in zip(self._own, leaves, strict=True):
+            view[...] = leaf
         return self._nbytes
 
-    def take(self, slot: Rendezvous, found: Found) -> Any:
+    def take(self, slot: Rendezvous, flags: int) -> Any:
         """Return the local replicas' results of the values in all records.
 
         Raises:
             OverflowError: a Python int that a replica contributed, or that is the result, does not fit int64.
         """
-        made = self._executors.get(found.flags)
+        made = self._executors.get(flags)
         if made is None:
-            made = executor(self._plan.collective, self._plan.members.replicas, (), accumulate_of(found))
-            self._executors[found.flags] = made
-        own = self._plan.members.own
+            made = executor(self._plan.collective, self._plan.members.replicas, (), accumulate_of(flags))
+            self._executors[flags] = made
         values = list(map(self._with_scalars, self._all)) if self._has_scalars else self._all
-        result: Any = made.run_into(values, _buffers(slot, own)) if slot.outs else made.run(values)
+        result: Any = made.run_into(values, _buffers(slot, self._positions)) if slot.outs else made.run(values)
         if self._has_scalars:
             check_integers(result)  # all results, so that every worker raises the error
         slot.shared = self._plan.shared
         if not slot.shared:
-            result = [result[position] for position in own]
+            result = [result[position] for position in self._positions]
         over = slot.request.over_workers
         return result if over is None else over.finish(slot.values, result)
 
@@ -214,12 +214,12 @@ class Moving:
             return Small(plan, session.records), None
         return None, plan
 
-    def move(self, session: Session, slot: Rendezvous, found: Found, transfer: Transfer | None) -> Steps[Any]:
+    def move(self, session: Session, slot: Rendezvous, flags: int, transfer: Transfer | None) -> Steps[Any]:
         """Move the values of a slot that all workers have agreed on; return the result.
 
         ``transfer`` may have been prepared before the agreement.
         """
-        request, accumulate_in = slot.request, accumulate_of(found)
+        request, accumulate_in = slot.request, accumulate_of(flags)
         slot.shared = True
         if request.collective.spec is None:
             return None
@@ -338,9 +338,9 @@ def flags_of(options: CommunicationOptions) -> int:
     return FLOAT64 if options.accumulate == "float64" else NO_FLAGS
 
 
-def accumulate_of(found: Found) -> Any:
-    """Return the accumulator from the flags of the records."""
-    return "float64" if found.flags & FLOAT64 else "native"
+def accumulate_of(flags: int) -> Any:
+    """Return the accumulator from the flags of a step."""
+    return "float64" if flags & FLOAT64 else "native"
 
 
 # Transfers.

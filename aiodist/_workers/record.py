@@ -47,6 +47,7 @@ NO_FLAGS: Final = 0
 FLOAT64: Final = 1
 """Float32 sums accumulate in float64. Worker 0's flags count for all."""
 
+_DIGEST: Final = 16  # bytes
 _HEAD: Final = struct.Struct("<16sQQBB")
 _PAYLOAD_BEGIN: Final = 48  # a multiple of the alignment of values
 _COMPARED: Final = struct.Struct("<16sQQB")
@@ -69,6 +70,9 @@ class Notice(enum.IntEnum):
     END = 3  # it does not: all its replicas have ended
 
 
+NONE: Final = Notice.NONE  # to read an enum's attribute takes as long as a call
+
+
 class Agreement(enum.Enum):
     """What the records of all workers say together."""
 
@@ -79,22 +83,17 @@ class Agreement(enum.Enum):
     DIFFERENT = enum.auto()  # different calls
 
 
-class Record(NamedTuple):
-    """A worker's record, without the payload."""
-
-    digest: bytes
-    flags: int = NO_FLAGS
-    notice: Notice = Notice.NONE
-    callers: Callers = ALIKE
-
-
 class Found(NamedTuple):
     """What all records say."""
 
     agreement: Agreement
-    digest: bytes  # of the workers that make a call
     flags: int  # worker 0's
+    digest: int = 0  # of the workers that make a call; 0 if all make one
     apart: Callers = ALIKE  # hashes of the differences between the workers' callers; unique ones if these are unknown
+
+
+_USUAL: Final = tuple(Found(Agreement.ALIKE, flags) for flags in (NO_FLAGS, FLOAT64))
+"""By flags, what equal records say."""
 
 
 def _zeros(number: int, length: int) -> Array:
@@ -120,50 +119,49 @@ class RecordBuffers:
         rows = _zeros(1 + records, length)
         self._own: Array = rows[0]
         self._all = rows[1:]
-        self._view = self._own.data
         self.payload: Array = self._own[_PAYLOAD_BEGIN:]
         self.payloads: list[Array] = []
         if self.in_full:
             own = self._rank
             self.payloads = [self.payload if rank == own else self._all[rank, _PAYLOAD_BEGIN:] for rank in range(size)]
+            self._head = self._own[: _HEAD.size].data
             self._others = [self._all[rank, : _HEAD.size].data for rank in range(size) if rank != own]
             self._begin = communicator.exchange_init(self._own, self._all.reshape(-1))
         else:
             self._begin = lambda _: communicator.iallreduce(ReduceOp.MIN, self._own, self._all[0])
-        self._record = Record(b"")
-        self._head = b""
+        self._usual: Found | None = None  # what the records say if they are equal
         self._numbers = count(1)
 
-    def post(self, record: Record, nbytes: int = 0) -> Request:
-        """Begin the exchange of a record and the first bytes of the payload."""
-        self._record = record
+    def post(
+        self, digest: int, flags: int, callers: Callers = ALIKE, notice: Notice = NONE, nbytes: int = 0
+    ) -> Request:
+        """Begin the exchange of a record with the first bytes of the payload."""
+        chain = digest.to_bytes(_DIGEST, "little")
+        self._usual = _USUAL[flags] if notice is NONE else None
         if self.in_full:
-            self._head = _HEAD.pack(record.digest, *record.callers, record.flags, record.notice)
-            self._view[: _HEAD.size] = self._head
+            _HEAD.pack_into(self._head, 0, chain, *callers, flags, notice)
         else:
-            compared = _COMPARED.pack(record.digest, *record.callers, record.flags)
+            compared = _COMPARED.pack(chain, *callers, flags)
             complement = compared.translate(_COMPLEMENTS)
-            if record.notice is Notice.JOINED:
+            if notice is Notice.JOINED:
                 compared = complement = bytes([_MOST]) * _COMPARED.size
-            first = record.flags if self._rank == 0 else _MOST
-            _LEAST.pack_into(self._view, 0, compared, complement, record.notice, _MOST - record.notice, first)
+            first = flags if self._rank == 0 else _MOST
+            _LEAST.pack_into(self._own.data, 0, compared, complement, notice, _MOST - notice, first)
         return self._begin(_PAYLOAD_BEGIN + nbytes)
 
     def read(self) -> Found:
         """Return what all records say, once the exchange is complete."""
-        own = self._record
         if not self.in_full:
             return self._read_least(self._all.tobytes())
-        others = [head.tobytes() for head in self._others]
-        if own.notice is Notice.NONE and others.count(self._head) == len(others):
-            return Found(Agreement.ALIKE, own.digest, own.flags)
-        heads = [*map(_HEAD.unpack, others)]
+        if self._usual is not None and self._others.count(self._head) == len(self._others):
+            return self._usual
+        heads = [*map(_HEAD.unpack, self._others)]
         heads.insert(self._rank, _HEAD.unpack(self._head))
         digests, *callers, flags, notices = zip(*heads, strict=True)
         known = {digest for digest, notice in zip(digests, notices, strict=True) if notice != Notice.JOINED}
         agreement = _agreement(min(notices), max(notices), len(known) <= 1)
         nearest, two = (hash(tuple(n - sums[0] for n in sums)) if len(set(sums)) > 1 else 0 for sums in callers)
-        return Found(agreement, next(iter(known), own.digest), flags[0], (nearest, two))
+        return Found(agreement, flags[0], int.from_bytes(next(iter(known), b""), "little"), (nearest, two))
 
     def _read_least(self, whole: bytes) -> Found:
         compared, complement, least, greatest, first = _LEAST.unpack(whole)
@@ -171,12 +169,11 @@ class RecordBuffers:
         if compared == most:  # the usual case
             digests_alike, callers = True, ALIKE
         else:
-            digests_alike = compared[:16] == most[:16]
+            digests_alike = compared[:_DIGEST] == most[:_DIGEST]
             nearest, two = (0 if compared[at] == most[at] else next(self._numbers) for at in _CALLERS)
             callers = nearest, two
-        agreement = _agreement(least, _MOST - greatest, digests_alike)
-        digest = self._record.digest if agreement is Agreement.ALL_JOINED else compared[:16]
-        return Found(agreement, digest, first, callers)
+        digest = int.from_bytes(compared[:_DIGEST], "little")
+        return Found(_agreement(least, _MOST - greatest, digests_alike), first, digest, callers)
 
 
 def _agreement(least: int, greatest: int, digests_alike: bool) -> Agreement:
@@ -214,13 +211,13 @@ def resolved(file: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)  # shared by thousands of simulated workers
-def digest_of(order_check: OrderCheck, post: Post) -> bytes:
-    """Return 16 bytes that stand for a call's fingerprint on every machine."""
+def digest_of(order_check: OrderCheck, post: Post) -> int:
+    """Return a number of 128 bits that stands for a call's fingerprint on every machine."""
     call = post.call
     if call.function is not None:
         call = replace(call, function=call.function._replace(file=portable(call.function.file)))
     path = tuple(place._replace(file=portable(place.file)) for place in post.path)
-    return digest(order_check, [Post(call, path)])
+    return int.from_bytes(digest(order_check, [Post(call, path)]), "little")
 
 
 @functools.lru_cache(maxsize=4096)

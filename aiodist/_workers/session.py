@@ -35,13 +35,14 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol
 
 from aiodist._collectives.workers import Transfer
-from aiodist._workers.record import ALIKE, NO_FLAGS, Agreement, Callers, Found, Notice, Record, RecordBuffers
+from aiodist._workers.record import ALIKE, NO_FLAGS, NONE, Agreement, Callers, Notice, RecordBuffers
 from aiodist._workers.transport import Communicator, Steps
 
-_END: Final = b"end"
-_JOINED: Final = b"join"
 _MOST_CALLS: Final = 64
 _WRAP: Final = (1 << 64) - 1
+_DIGEST: Final = (1 << 128) - 1
+_FACTOR: Final = 0x9E3779B97F4A7C15F39CC0605CEDC835  # odd, so that multiplication keeps digests apart
+_SAME: Final = Agreement.ALIKE
 
 
 class Site:
@@ -50,11 +51,6 @@ class Site:
     def __init__(self) -> None:
         self.sums = ALIKE
         self.apart: Sequence[deque[int]] = ()
-
-    def with_call(self, callers: Callers) -> Callers:
-        """Return the sums with another call."""
-        (a, b), (c, d) = self.sums, callers
-        return (a + c) & _WRAP, (b + d) & _WRAP
 
     def came_in_order(self, sums: Callers, apart: Callers) -> bool:
         """Note a call that all workers have made; return whether their callers came in the same order."""
@@ -74,31 +70,31 @@ class Site:
 class Route(NamedTuple):
     """What is the same each time a call is repeated."""
 
-    digest: bytes  # of the call
-    site: Site | None = None  # its place; None if callers do not count
-    callers: Callers | None = None  # hashes of its callers; None if they do not count
+    digest: int  # of the call
+    flags: int = NO_FLAGS  # see `record`
+    site: Site | None = None  # its place; None if its callers do not count
+    callers: Callers = ALIKE  # hashes of its callers
     small: Any = None  # moves its values in the record; None if they are too large
     plan: Any = None  # moves its values behind the record, if the plan is known before the workers agree
     held: Any = None  # objects that must live as long, because their ids are the route's key
 
 
-class Step(NamedTuple):
-    """A call that all local replicas have posted, apart from those that have joined."""
-
-    route: Route
-    slot: Any
-    flags: int = NO_FLAGS  # see `record`
-    values: Sequence[Any] | None = ()  # the local replicas' contributions; None if some have joined
+_JOINED: Final = Route(1)
+_ENDED: Final = Route(2)
 
 
 class Carrier(Protocol):
     """Carries out what the workers of a session agree on."""
 
-    def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
-        """Return the steps that move the values of a call that all workers make; None if it is complete already.
+    def move(self, session: Session, route: Route, slot: Any, flags: int, prepared: Any) -> Steps[None] | None:
+        """Return the steps that move the values of a call that all replicas make; None if it is complete already.
 
-        ``step`` is None if all of this worker's replicas have joined.
+        ``flags`` are worker 0's.
         """
+
+    def move_without_some(self, session: Session, slot: Any) -> Steps[None]:
+        """Move the values of a call that only replicas make that have not joined; the slot is None if all have here."""
+        ...
 
     def finish_join(self, session: Session) -> Steps[None]:
         """Find out which replica joined last, and complete the join."""
@@ -129,15 +125,15 @@ class Session:
             communicator.records = RecordBuffers(communicator)
         self.records: RecordBuffers = communicator.records
         self._carrier = carrier
-        self._chain = blake2b(name.encode(), digest_size=16).digest()
-        self._queue: deque[Step] = deque()
+        self._chain = int.from_bytes(blake2b(name.encode(), digest_size=16).digest(), "little")
+        self._queue: deque[tuple[Route, Any, Sequence[Any] | None]] = deque()
         self._joined = self._ended = self._over = self.is_advancing = False
         self._limit = sys.maxsize
         self._sites: defaultdict[Hashable, Site] = defaultdict(Site)
 
-    def post(self, step: Step) -> None:
-        """Queue a step that the local replicas have posted."""
-        self._queue.append(step)
+    def post(self, route: Route, slot: Any, values: Sequence[Any] | None = ()) -> None:
+        """Queue a call that all local replicas have posted, with their values; None if some of them have joined."""
+        self._queue.append((route, slot, values))
 
     def join(self) -> None:
         """Note that all local replicas have joined, after the queued steps."""
@@ -160,45 +156,51 @@ class Session:
         """Whether no step is in progress, and nothing is wrong."""
         return self._over or not (self.is_advancing or self.number >= self._limit)
 
-    def advance(self) -> Steps[None]:  # noqa: C901, PLR0912  (the hot path, in one frame)
+    def advance(self) -> Steps[None]:  # noqa: C901, PLR0912, PLR0915  (the hot path, in one frame)
         """Take all steps that are possible now, unless another call is doing so."""
         if self.is_advancing:
             return
         self.is_advancing = True
         try:
             while not (self._over or self.number >= self._limit):
-                step, prepared, nbytes = None, None, 0
+                slot = values = prepared = None
                 if self._queue:
-                    step = self._queue.popleft()
-                    record = self._record_of(step)
-                    if step.route.small is not None and step.values is not None:
-                        nbytes = step.route.small.write(step.values)
+                    route, slot, values = self._queue.popleft()
+                    notice = NONE if values is not None else Notice.ABSENT
                 elif self._joined:
-                    record = Record(self._chain, notice=Notice.JOINED)
+                    route, notice = _JOINED, Notice.JOINED
                 elif self._ended:
-                    record = Record(self._after(_END), notice=Notice.END)
+                    route, notice = _ENDED, Notice.END
                 else:
                     return
-                request = self.records.post(record, nbytes)
-                if step is not None and step.route.plan is not None and step.values is not None:
-                    prepared = Transfer(step.route.plan, step.values)  # while the records are in flight
+                chain = (self._chain * _FACTOR + route.digest) & _DIGEST
+                site, callers = route.site, ALIKE
+                if site is not None:
+                    (a, b), (c, d) = site.sums, route.callers
+                    callers = (a + c) & _WRAP, (b + d) & _WRAP
+                nbytes = route.small.write(values) if route.small is not None and values is not None else 0
+                request = self.records.post(chain, route.flags, callers, notice, nbytes)
+                if route.plan is not None and values is not None:
+                    prepared = Transfer(route.plan, values)  # while the records are in flight
                 yield request
                 if self.number >= self._limit:  # frozen meanwhile
                     return
                 found = self.records.read()
                 agreement = found.agreement
-                if agreement is Agreement.ALIKE and step is not None and step.route.callers is not None:
-                    assert step.route.site is not None
-                    if not step.route.site.came_in_order(record.callers, found.apart):
-                        agreement = Agreement.DIFFERENT
-                if agreement is Agreement.ALIKE or agreement is Agreement.WITHOUT_SOME:
-                    self._chain = found.digest
-                    steps = self._carrier.move(self, step, found, prepared)
+                if agreement is _SAME and site is not None and not site.came_in_order(callers, found.apart):
+                    agreement = Agreement.DIFFERENT
+                if agreement is _SAME:
+                    self._chain = chain
+                    steps = self._carrier.move(self, route, slot, found.flags, prepared)
                     if steps is not None:
                         yield from steps
                     self.number += 1
+                elif agreement is Agreement.WITHOUT_SOME:
+                    self._chain = found.digest
+                    yield from self._carrier.move_without_some(self, slot)
+                    self.number += 1
                 elif agreement is Agreement.ALL_JOINED:
-                    self._chain = self._after(_JOINED)
+                    self._chain = chain
                     yield from self._carrier.finish_join(self)
                     self._joined = False
                     self.number += 1
@@ -210,13 +212,3 @@ class Session:
                     self._carrier.diverged(self)
         finally:
             self.is_advancing = False
-
-    def _record_of(self, step: Step) -> Record:
-        route, sums = step.route, ALIKE
-        if route.site is not None and route.callers is not None:
-            sums = route.site.with_call(route.callers)
-        digest = blake2b(self._chain + route.digest, digest_size=16).digest()
-        return Record(digest, step.flags, Notice.NONE if step.values is not None else Notice.ABSENT, sums)
-
-    def _after(self, digest: bytes) -> bytes:
-        return blake2b(self._chain + digest, digest_size=16).digest()

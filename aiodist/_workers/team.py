@@ -25,7 +25,7 @@ import logging
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -61,8 +61,8 @@ from aiodist._workers.messages import (
     Trouble,
     Waiting,
 )
-from aiodist._workers.record import Agreement, Found, callers_of, digest_of, resolved
-from aiodist._workers.session import Route, Session, Step
+from aiodist._workers.record import callers_of, digest_of, resolved
+from aiodist._workers.session import Route, Session
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 from aiodist_kernels import ReduceOp
 
@@ -307,7 +307,7 @@ class Span:
         self._waiting: dict[GroupKey, list[Rendezvous]] = {}  # of groups without a session
         self._tagged: Counter[tuple[int, ...]] = Counter()  # by workers, the number of their groups with tags
         self._doomed: dict[GroupKey, int] = {}  # of groups that do not exist here yet
-        self._routes: dict[Any, Route] = {}
+        self._routes: dict[Hashable, Route] = {}
         self._blocked: tuple[int, ...] = ()
         self._seen: Any = None
         self._root = self._new_session(run.ledger.root, f"run {number}", communicator)
@@ -324,11 +324,12 @@ class Span:
 
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on a slot that is complete here; move its values."""
-        session = self._session_of(slot.group)
+        group = slot.group
+        session = self._root if group is self._ledger.root else self._session_of(group)
         if session is not None:
             self._post(session, slot)
             return
-        key = slot.group.key
+        key = group.key
         if key not in self._waiting:
             self._waiting[key] = []
             self._team.control.send(OpenGroup(self.number, key, self._team.layout.workers_of(key[0])))
@@ -338,33 +339,33 @@ class Span:
         if slot is slot.group.joining:
             session.join()
         else:
+            key = session, id(slot.call), id(slot.code), slot.offset, slot.path, slot.options.accumulate
+            route = self._routes.get(key) or self._new_route(key, session, slot)
             values = None if slot.absent else contributed(slot)  # now, because a run that fails empties its slots
-            session.post(Step(self._route(session, slot), slot, flags_of(slot.options), values))
+            session.post(route, slot, values)
         if not session.is_advancing:
             self._team.driver.start(session.advance())
 
-    def call(self, step: Step) -> None:
+    def call(self, route: Route, slot: Pending) -> None:
         """Agree with the other workers on a call outside of replicas; carry it out."""
-        self._root.post(step)
+        self._root.post(route, slot)
         self._team.start(self._root)
 
-    def _route(self, session: Session, slot: Rendezvous) -> Route:
-        key = session, id(slot.call), id(slot.code), slot.offset, slot.path
-        route = self._routes.get(key)
-        if route is None:
-            if len(self._routes) >= _MOST_KEPT:
-                self._routes.clear()
-            order_check = self._team.order_check
-            post = slot.post_of(0)
-            counts = order_check is OrderCheck.CALL_SITE and post.call.name is None
-            route = self._routes[key] = Route(
-                digest_of(order_check, post),
-                session.site((slot.code, slot.offset)),
-                callers_of(post) if counts else None,
-                *self._team.moving.ways(session, slot),
-                (slot.call, slot.code),
-            )
-        return route
+    def _new_route(self, key: Hashable, session: Session, slot: Rendezvous) -> Route:
+        if len(self._routes) >= _MOST_KEPT:
+            self._routes.clear()
+        order_check = self._team.order_check
+        post = slot.post_of(0)
+        counts = order_check is OrderCheck.CALL_SITE and post.call.name is None
+        made = self._routes[key] = Route(
+            digest_of(order_check, post),
+            flags_of(slot.options),
+            session.site((slot.code, slot.offset)) if counts else None,
+            callers_of(post),
+            *self._team.moving.ways(session, slot),
+            (slot.call, slot.code),
+        )
+        return made
 
     def made(self, group: Group) -> None:
         """Note a new group with members on other workers."""
@@ -421,28 +422,29 @@ class Span:
 
     # Steps.
 
-    def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
+    def move(self, session: Session, route: Route, slot: Any, flags: int, prepared: Any) -> Steps[None] | None:
         """See `Carrier.move`."""
-        moving, run = self._team.moving, self._run
-        if step is None:
-            return self._team.outcome(moving.gather(session, None), lambda *_: None)
-        slot: Any = step.slot
-        if isinstance(step.slot, Pending):
-            steps = slot.move(Agreed(session.communicator, accumulate_of(found), moving))
-        elif found.agreement is Agreement.WITHOUT_SOME:
-            steps = moving.gather(session, slot)
-        elif step.route.small is not None:
+        small = route.small
+        if small is not None:
             try:
-                run.complete(slot, step.route.small.take(slot, found), None)
+                self._run.complete(slot, small.take(slot, flags), None)
             except OF_VALUES as error:
-                run.complete(slot, None, error)
+                self._run.complete(slot, None, error)
             return None
+        moving = self._team.moving
+        if isinstance(slot, Pending):
+            steps = slot.move(Agreed(session.communicator, accumulate_of(flags), moving))
         elif slot.request.kind is kinds.MERGE_CALL:
-            run.start_merge(slot)
+            self._run.start_merge(slot)
             return None
         else:
-            steps = moving.move(session, slot, found, prepared)
-        return self._team.outcome(steps, partial(run.complete, slot))
+            steps = moving.move(session, slot, flags, prepared)
+        return self._team.outcome(steps, partial(self._run.complete, slot))
+
+    def move_without_some(self, session: Session, slot: Rendezvous | None) -> Steps[None]:
+        """See `Carrier.move_without_some`."""
+        done = partial(self._run.complete, slot) if slot is not None else lambda *_: None
+        return self._team.outcome(self._team.moving.gather(session, slot), done)
 
     def finish_join(self, session: Session) -> Steps[None]:
         """See `Carrier.finish_join`."""
@@ -464,7 +466,7 @@ class Span:
         communicator = yield from self._team.communicator_of_group(key, tag.tag)
         made = Post(Call("new_group", members=group.key[0], name=group.key[1]), path_of([group.made_at or (None, 0)]))
         creation = digest_of(self._team.order_check, made)  # the same on all workers, which make it at one place
-        session = self._new_session(group, f"run {self.number} group {tag.group} {creation.hex()}", communicator)
+        session = self._new_session(group, f"run {self.number} group {tag.group} {creation:x}", communicator)
         if self.reported:
             session.freeze()
         for slot in self._waiting.pop(tag.group):
@@ -579,7 +581,8 @@ class Outside:
         assert isinstance(slot, Pending)
         slot.move = move
         slot.waiters = list(group.members)
-        self._span.call(Step(Route(digest_of(self._team.order_check, slot.post_of(0))), slot, flags_of(options)))
+        route = Route(digest_of(self._team.order_check, slot.post_of(0)), flags_of(options))
+        self._span.call(route, slot)
         return slot
 
     def abandon(self, pending: Pending) -> None:
