@@ -435,11 +435,15 @@ class Span:
         if isinstance(slot, Pending):
             steps = slot.move(Agreed(session.communicator, accumulate_of(flags), moving))
         elif slot.request.kind is kinds.MERGE_CALL:
-            self._run.start_merge(slot)
+            self._team.driver.call(partial(self._start_merge, slot))  # in a task, as only tasks can start others
             return None
         else:
             steps = moving.move(session, slot, flags, prepared)
         return self._team.outcome(steps, partial(self._run.complete, slot))
+
+    def _start_merge(self, slot: Rendezvous) -> None:
+        if slot.values:  # else the run has failed, or is over
+            self._run.start_merge(slot)
 
     def move_without_some(self, session: Session, slot: Rendezvous | None) -> Steps[None]:
         """See `Carrier.move_without_some`."""
