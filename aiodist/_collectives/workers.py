@@ -109,31 +109,35 @@ class Rows:
     """This worker's part of a reduction: by leaf, the local replicas' arrays in order, and the results."""
 
     def __init__(self, reduction: Reduction, arrays: Sequence[Sequence[Array]]) -> None:
+        # Whatever can be made before the workers have agreed is made here, while their records travel.
         self.reduction = reduction
         self._flat = [[array.reshape(-1) for array in of_leaf] for of_leaf in arrays]  # copied unless in C order
+        self._whole: Array | None = None
+        if len(arrays) == 1:
+            self._shaped = [pool.empty(reduction.shapes[0], reduction.rule.result)]
+            self._results = self._shaped[0].reshape(-1)
+            self._whole = self.own(0, reduction.size)
+            return
         self._results = pool.empty((reduction.size,), reduction.rule.result)
-        # Whatever can be made before the workers have agreed is made here, while their records travel.
         self._shaped, end = [], 0
         for size, shape in zip(reduction.sizes, reduction.shapes, strict=True):
             begin, end = end, end + size
             self._shaped.append(self._results[begin:end].reshape(shape))
-        self._whole: Array | None = None
-        self._whole = self.own(0, reduction.size) if len(arrays) == 1 else None
 
     def own(self, begin: int, end: int) -> Array | None:
         """Return a range of this worker's row without a copy; None if it must be computed."""
         if self._whole is not None:
-            return self._whole[begin:end]
+            return self._whole if end - begin == self.reduction.size else self._whole[begin:end]
         leaf, low, high = 0, begin, end
         if len(self._flat) > 1:
             leaf, low, high, _ = next(self.reduction.ranges(begin, end))
-        arrays = self._flat[leaf]
-        if len(arrays) > 1 or high - low < end - begin or arrays[0].dtype != self.reduction.dtype:
+        arrays, dtype = self._flat[leaf], self.reduction.dtype
+        if len(arrays) > 1 or high - low < end - begin or arrays[0].dtype != dtype:
             return None
-        found = arrays[0][low:high]
-        if not (found.flags.c_contiguous and found.flags.aligned):
+        found = arrays[0] if high - low == arrays[0].size else arrays[0][low:high]
+        if not found.flags.carray and not (found.flags.c_contiguous and found.flags.aligned):
             return None
-        return found.view(self.reduction.dtype)  # an engine may know an equal dtype by one name only
+        return found if found.dtype is dtype else found.view(dtype)  # an engine may know an equal one by one name only
 
     def fold(self, begin: int, end: int, out: Array) -> None:
         """Compute a range of this worker's rows, one after the other."""
@@ -151,7 +155,7 @@ class Rows:
     def room(self, begin: int, end: int) -> Array:
         """Return memory for the total of a range: that of its result if possible."""
         if self.reduction.rule.result == self.reduction.dtype:
-            return self._results[begin:end]
+            return self._results if end - begin == self.reduction.size else self._results[begin:end]
         return pool.empty((end - begin,), self.reduction.dtype)
 
     def finish(self, begin: int, end: int, total: Array) -> None:
@@ -256,10 +260,11 @@ class Transfer:
             Rows(reduction, [list(map(np.asarray, self._columns[index])) for index in indices])
             for reduction, indices in plan.reductions
         ]
-        own, sources = plan.members.own, plan.sources[plan.members.rank]
-        self.given: list[list[Any]] = [  # the gathered leaves of the local replicas whose values all workers need
-            [_plain(self._columns[index][own.index(position)]) for index in plan.gathered] for position in sources
-        ]
+        self.given: list[list[Any]] = []  # the gathered leaves of the local replicas whose values all workers need
+        if plan.gathered:
+            columns, own = [self._columns[index] for index in plan.gathered], plan.members.own
+            places = [own.index(position) for position in plan.sources[plan.members.rank]]
+            self.given = [[_plain(column[place]) for column in columns] for place in places]
         self._results: list[Sequence[Any]] = [()] * len(plan.plans)
 
     def parts(self) -> Array:

@@ -227,13 +227,14 @@ class Moving:
             transfer = Transfer(self._plan(slot, accumulate_in), (yield from self._on_host(slot)))
         plan = transfer.plan
         result = yield from carry_out(transfer, session.communicator)
-        for buffers in _buffers(slot, range(len(slot.group.members))).values() if not request.on_devices else ():
-            for buffer, leaf in zip(buffers, result if isinstance(result, list) else [result], strict=True):
-                buffer[...] = leaf
-        if request.over_workers is None and not request.on_devices:
-            slot.shared = plan.shared
-            return plan.results_by_replica(result)
-        return (yield from self._handed_out(slot, result))
+        if request.over_workers is not None or request.on_devices:
+            return (yield from self._handed_out(slot, result))
+        if slot.outs is not None:
+            for out in slot.outs.values():
+                for buffer, leaf in zip(out.leaves, result if isinstance(result, list) else [result], strict=True):
+                    buffer[...] = leaf
+        slot.shared = plan.shared
+        return plan.results_by_replica(result)
 
     def gather(self, session: Session, slot: Rendezvous | None) -> Steps[Any]:
         """Gather the contributions of all replicas that have not joined; return the result.
@@ -349,7 +350,12 @@ def accumulate_of(flags: int) -> Any:
 def carry_out(transfer: Transfer, communicator: Communicator) -> Steps[Any]:
     """Carry out a transfer; return the result, on the host."""
     for rows in transfer.rows:
-        yield from _reduce(rows, communicator)
+        size, step = rows.reduction.size, SEGMENT // rows.reduction.dtype.itemsize
+        if size > step:  # segment by segment, with a few in flight
+            ends = ((begin, min(begin + step, size)) for begin in range(0, size, step))
+            yield from _in_turns((_reduce(rows, communicator, *each) for each in ends), communicator.depth)
+        elif size:
+            yield from _reduce(rows, communicator, 0, size)
     if transfer.plan.pieces:
         transfer.take_parts((yield from _exchange(transfer, communicator)))
     made = transfer.plan.on_one_machine
@@ -374,17 +380,8 @@ def _on_one_machine(made: HostExecutor, values: Sequence[Any], outs: Mapping[int
     return result
 
 
-def _reduce(rows: Rows, communicator: Communicator) -> Steps[None]:
-    """Reduce segment by segment, with a few in flight."""
-    size, step = rows.reduction.size, SEGMENT // rows.reduction.dtype.itemsize
-    if 0 < size <= step:
-        yield from _reduce_segment(rows, communicator, 0, size)
-    else:
-        ends = ((begin, min(begin + step, size)) for begin in range(0, size, step))
-        yield from _in_turns((_reduce_segment(rows, communicator, *each) for each in ends), communicator.depth)
-
-
-def _reduce_segment(rows: Rows, communicator: Communicator, begin: int, end: int) -> Steps[None]:
+def _reduce(rows: Rows, communicator: Communicator, begin: int, end: int) -> Steps[None]:
+    """Reduce a segment."""
     reduction = rows.reduction
     dtype, size, count = reduction.dtype, end - begin, reduction.own_rows
     by_engine = not reduction.ordered and communicator.reduces(reduction.op, dtype)

@@ -111,22 +111,34 @@ class MpiRequest:
 
 
 class _Exchange:
-    """A message received from the other of two workers and one sent to it, and the function that completes both."""
+    """A message received from the other of two workers and one sent to it, and the function that completes both.
 
-    __slots__ = ("_finish", "_received", "_sent")
+    Attributes:
+        in_progress: whether it has not been seen complete; a persistent one can be started again.
+    """
 
-    def __init__(self, received: MpiRequest, sent: MpiRequest, finish: Callable[[], object] | None = None) -> None:
+    __slots__ = ("_buffers", "_finish", "_received", "_sent", "in_progress")
+
+    def __init__(self, received: Any, sent: Any, buffers: object, finish: Callable[[], object] | None = None) -> None:
+        self.in_progress = True
         self._received = received
         self._sent = sent
+        self._buffers = buffers
         self._finish = finish
 
     def test(self) -> bool:
-        if not (self._received.test() and self._sent.test()):
+        if not (self._received.Test() and self._sent.Test()):
             return False
+        self.in_progress = False
         if self._finish is not None:
             self._finish()
             self._finish = None
         return True
+
+    def __del__(self) -> None:
+        """See `MpiRequest`."""
+        if self.in_progress:
+            abandoned.append(self)
 
 
 class MpiCommunicator(Communicator):
@@ -181,8 +193,8 @@ class MpiCommunicator(Communicator):
             other = pool.empty(send.shape, send.dtype) if send is receive else receive
             rows = (other, send) if self.rank else (send, other)
             fold: Any = partial(quietly, _REDUCTIONS[op][0], *rows, out=receive)
-            received = MpiRequest(self._handle.Irecv(other, 1 - self.rank), other)
-            return _Exchange(received, MpiRequest(self._handle.Isend(send, 1 - self.rank), send), fold)
+            received, sent = self._handle.Irecv(other, 1 - self.rank), self._handle.Isend(send, 1 - self.rank)
+            return _Exchange(received, sent, (other, send), fold)
         source = self._in_place if send is receive else send
         return MpiRequest(self._handle.Iallreduce(source, receive, self._ops[op]), send, receive)
 
@@ -195,14 +207,14 @@ class MpiCommunicator(Communicator):
             handle, peer, other = self._handle, 1 - self.rank, everyone.reshape(2, -1)[1 - self.rank]
             receive = handle.Recv_init(other, peer, _RECORD_TAG)
             send = handle.Send_init(own[:RECORD_BYTES], peer, _RECORD_TAG)
-            received = MpiRequest(receive, other)
-            short = _Exchange(received, MpiRequest(send, own))
+            short = _Exchange(receive, send, (own, everyone))
 
             def begin(nbytes: int) -> Request:
                 receive.Start()
                 if nbytes > RECORD_BYTES:
-                    return _Exchange(received, MpiRequest(handle.Isend(own[:nbytes], peer, _RECORD_TAG), own))
+                    return _Exchange(receive, handle.Isend(own[:nbytes], peer, _RECORD_TAG), (own, everyone))
                 send.Start()
+                short.in_progress = True
                 return short
 
             return begin
