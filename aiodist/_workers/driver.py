@@ -112,7 +112,7 @@ class Driver:
     def __init__(self, failed: Callable[[Exception], object]) -> None:
         self.moving = 0
         self._failed = failed
-        self._processes: list[_Process] = []
+        self._processes: dict[_Process, None] = {}  # in the order in which they were started
         self._waiters: list[_Waiter] = []
         self._calls: deque[Callable[[], object]] = deque()
         self._loop: Callable[..., object] | None = None
@@ -123,7 +123,7 @@ class Driver:
         """Start steps; what does not complete at once continues while a task waits in `until`."""
         process = _Process(steps)
         if not self._advance(process, _AT_ONCE_SECONDS):
-            self._processes.append(process)
+            self._processes[process] = None
             self._started = perf_counter()
             if not process.announced:
                 self.notify()
@@ -136,15 +136,15 @@ class Driver:
         for waiter in self._waiters[:1]:
             waiter.wake()
 
-    def _announced(self) -> None:
-        """Note that a request is complete, from any thread."""
+    def _announced(self, process: _Process) -> None:
+        """Have steps continue whose request is complete; called from any thread."""
         for waiter in self._waiters[:1]:
-            waiter.call(self._advance_announced)
+            waiter.call(partial(self._advance_announced, process))
 
-    def _advance_announced(self) -> None:
-        self._advance_all()
+    def _advance_announced(self, process: _Process) -> None:
+        self._advance_further(process)
         self._wake_done()
-        if not all(process.announced for process in self._processes):
+        if not process.announced:
             self.notify()
 
     def call(self, fn: Callable[[], object]) -> None:
@@ -224,19 +224,21 @@ class Driver:
 
     def _advance_all(self, seconds: float = 0.0) -> bool:
         """Poll every request once, or repeatedly for some time; return whether any steps made progress."""
-        progressed = False
         seconds /= len(self._processes) or 1
-        for process in list(self._processes):
-            if process not in self._processes:  # a call from another process has advanced it
-                continue
-            before = process.request
-            is_over = self._advance(process, seconds)
-            if is_over:
-                self._processes.remove(process)
-            progressed = progressed or is_over or process.request is not before
-        if progressed:
-            self._started = perf_counter()
-        return progressed
+        progress = [self._advance_further(process, seconds) for process in list(self._processes)]
+        return any(progress)
+
+    def _advance_further(self, process: _Process, seconds: float = 0.0) -> bool:
+        """Advance steps unless they are over; return whether they made progress."""
+        if process not in self._processes:
+            return False
+        before = process.request
+        if self._advance(process, seconds):
+            self._processes.pop(process, None)  # which a call in these steps may have done
+        elif process.request is before:
+            return False
+        self._started = perf_counter()
+        return True
 
     def _advance(self, process: _Process, seconds: float = 0.0) -> bool:  # noqa: C901  (the hot path, in one frame)
         """Run steps as far as possible; return whether they are over.
@@ -263,7 +265,7 @@ class Driver:
                 announce = getattr(process.request, "add_done_callback", None)  # see `Request`
                 process.announced = announce is not None
                 if announce is not None:
-                    announce(self._announced)
+                    announce(partial(self._announced, process))
                 now = perf_counter()
                 begun = begun or now
                 if now - begun > _MOVING_SECONDS:
