@@ -11,7 +11,8 @@ driver polls:
 3. Then it sleeps between polls, longer and longer. Event loops round timers up to a millisecond, so on Linux the sleep
    uses a timerfd.
 
-A request that announces its completion is not polled: the announcement has the loop of a waiting task run the steps.
+A request that announces its completion is not polled. The announcement has the steps continue in a callback of the
+loop, without waking a task.
 
 Rejected: a thread that blocks in the engine (it occupies a core and takes the interpreter lock at each wake-up); the
 event loop's timers (2 ms a wake-up, for steps of 0.02 ms).
@@ -40,7 +41,7 @@ from anyio.lowlevel import checkpoint
 from aiodist._runtime.loop import current_loop, running_on_trio
 from aiodist._workers.transport import Request, Steps
 
-_AT_ONCE_SECONDS: Final = 25e-6
+_AT_ONCE_SECONDS: Final = 60e-6
 _MOVING_SECONDS: Final = 150e-6
 _SPIN_SECONDS: Final = 200e-6
 _MOVING_SPIN_SECONDS: Final = 20e-3
@@ -73,11 +74,9 @@ class _Waiter:
 
     def call(self, fn: Callable[[], object]) -> None:
         """Call a function in the task's loop, from any thread."""
-        if get_ident() == self._thread:
-            self._call_soon(fn)
-        else:
-            with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
-                self.call_soon_threadsafe(fn)
+        call = self._call_soon if get_ident() == self._thread else self.call_soon_threadsafe
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
+            call(fn)
 
     def wake(self) -> None:
         if get_ident() == self._thread:
