@@ -4,7 +4,8 @@ Modules, in order; each imports only from those above it and from lower floors:
 
 - `current`: the current context: a replica's, cross-replica, or none.
 - `stacks`: where a coroutine is suspended, and a call's callers.
-- `requests`: what a call asks for, checked and described.
+- `arguments`: checks of what users pass, and of what their functions return.
+- `requests`: what a call asks for: its description, with the `Call` for the order check and the executors.
 - `rendezvous`: a slot of the ledger, with values, waiters and the result.
 - `handle`: what a collective call returns, and where a replica waits.
 - `outcome`: the one error that comes out of a run.

@@ -44,7 +44,6 @@ from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import check_awaited
 from aiodist._collectives import kinds
 from aiodist._core.call import OrderCheck, place
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
@@ -55,6 +54,7 @@ from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
 from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import ids
 from aiodist._runtime import outcome, stacks
+from aiodist._runtime.arguments import check_awaited
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
 from aiodist._runtime.handle import CollectiveHandle, fill_in

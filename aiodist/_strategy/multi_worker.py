@@ -20,10 +20,9 @@ import numpy as np
 
 from aiodist._arrays import environment
 from aiodist._arrays.environment import ClusterSettings
-from aiodist._arrays.host import Array
+from aiodist._arrays.host import Array, frozen
 from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions, choice
-from aiodist._collectives.host import frozen
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, Collective
 from aiodist._collectives.work import Work
 from aiodist._core.call import LEAF, Call, OrderCheck

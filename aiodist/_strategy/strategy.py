@@ -20,11 +20,11 @@ from aiodist._arrays.devices import gpu_number
 from aiodist._arrays.environment import ClusterSettings
 from aiodist._arrays.leaves import describe_leaf
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import check_awaited, check_iterated, regroup, regroup_data, split
+from aiodist._arrays.values import regroup, regroup_data, split
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.recorder import RecordedRuns, Recorder
-from aiodist._runtime import requests as arguments
+from aiodist._runtime import arguments
 from aiodist._runtime.context import ReplicaContext, context_of
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
@@ -173,7 +173,7 @@ class Strategy(HasReplicas):
         require_cross_replica(self, "strategy.run")
         if not callable(fn):
             raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
-        check_iterated(fn, "strategy.run")
+        arguments.check_iterated(fn, "strategy.run")
         return [(fn, *own) for own in split_arguments(args, kwargs, self._replicas.local)]
 
     async def warmup(self, *specs: Any) -> None:
@@ -254,7 +254,7 @@ class Strategy(HasReplicas):
             TypeError: the value holds a coroutine, such as `run` returns: `await` is missing.
             ValueError: a per-replica value has the wrong number of components.
         """
-        check_awaited(value, "value")
+        arguments.check_awaited(value, "value")
         return self._components(value)
 
     def _components(self, value: Any) -> tuple[Any, ...]:
