@@ -29,6 +29,7 @@ from aiodist._arrays.devices import gpu_number
 from aiodist._gpu import steps
 from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceMemory, DeviceStream
 from aiodist._gpu.steps import Copy, Job, Launch, Move, Place, Step, StreamBarrier
+from aiodist_kernels import Plan
 from aiodist_kernels.cuda import forms
 from aiodist_kernels.rules import Rule
 
@@ -237,6 +238,17 @@ enqueuing: Final = RLock()  # held while enqueueing, because worker threads that
 def queue() -> Queue:
     """Return the process's queue, which all runs share; an ImportError if cuda.core is missing, or does not fit."""
     return Queue(CudaCore())
+
+
+def load(plans: Iterable[Plan], devices: Sequence[int]) -> None:
+    """Load, on each device, the kernels for one leaf, for several leaves, and for copies of results."""
+    driver = queue().driver
+    for plan in plans:
+        size = plan.rule.result.itemsize
+        kernels = [*(forms.form_for(plan.rule, plan.count, leaves=leaves) for leaves in (1, 2)), forms.copying(size)]
+        for form in dict.fromkeys(kernels):
+            for device in devices:
+                driver.load(device, form)
 
 
 # A replica's device and stream as the current ones of a thread.

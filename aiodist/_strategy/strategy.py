@@ -41,7 +41,7 @@ from aiodist._strategy.scope import (
     strategy_in_force,
 )
 from aiodist._strategy.variable import Variable, as_distributed, check_created
-from aiodist_kernels import Plan, ReduceOp, plan_for, warm
+from aiodist_kernels import ReduceOp, plan_for, warm
 
 if TYPE_CHECKING:  # datasets are imported by the methods that make one: most programs make none
     from aiodist._data.dataset import NumpyDataset
@@ -198,7 +198,9 @@ class Strategy(HasReplicas):
         if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
             await anyio.to_thread.run_sync(warm, plans)
         if ordinals:
-            await anyio.to_thread.run_sync(_load, plans, ordinals)
+            from aiodist._gpu import enqueue
+
+            await anyio.to_thread.run_sync(enqueue.load, plans, ordinals)
 
     # Per-replica values.
 
@@ -438,20 +440,6 @@ class Strategy(HasReplicas):
     def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[object]:
         """Call `StrategyExtended.colocate_vars_with`."""
         return self._extended.colocate_vars_with(variable)
-
-
-def _load(plans: Sequence[Plan], ordinals: Sequence[int]) -> None:
-    """Load, on each GPU, the kernels for one leaf, for several leaves, and for copies of results."""
-    from aiodist._gpu import enqueue
-    from aiodist_kernels.cuda.forms import copying, form_for
-
-    driver = enqueue.queue().driver
-    for plan in plans:
-        size = plan.rule.result.itemsize
-        forms = [*(form_for(plan.rule, plan.count, leaves=leaves) for leaves in (1, 2)), copying(size)]
-        for form in dict.fromkeys(forms):
-            for ordinal in ordinals:
-                driver.load(ordinal, form)
 
 
 # Data.
