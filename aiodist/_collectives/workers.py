@@ -1,4 +1,4 @@
-"""The executor over workers: what each worker contributes to a collective, and what its replicas get.
+"""Plans over workers: what each worker contributes to a collective, and what its replicas get.
 
     values ── begin ──▶ rows, parts, values to gather ── exchanged ──▶ result
 

@@ -2,7 +2,7 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `distributed`: `DistributedDataset`, which cuts global batches or groups batches into steps.
-- `prefetch`: iterators, one of which makes elements ahead of time in a thread.
+- `distributed`: `DistributedDataset` and its iterator, which cuts global batches or groups batches into steps.
+- `prefetch`: iterators over a dataset's elements, one of which makes them ahead of time in a thread.
 - `dataset`: `NumpyDataset`, arrays in memory that are shuffled, batched, repeated and prefetched.
 """

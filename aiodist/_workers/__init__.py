@@ -8,7 +8,7 @@ floors:
 - `transport`: the protocol of engines, which move bytes between workers; calls in worker threads as requests.
 - `ending`: the journal of a job of `aiodist run`; how this worker ends.
 - `layout`: how each worker introduces itself, and which replicas live on which worker.
-- `record`: the record that opens every step, and the digests in it.
+- `record`: the record that opens every step, what the records of all workers say together, and the digests in them.
 - `messages`: messages between workers and the coordinator, as JSON.
 - `session`: one order of steps over a communicator, as a state machine.
 - `exchange`: how a collective's values move: in the record, or by a plan.
