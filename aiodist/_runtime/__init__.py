@@ -15,7 +15,8 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `merge`: merge functions.
 - `context`: `ReplicaContext`.
 - `suspension`: what one task is suspended in.
-- `inspection`: who waits for whom, and why a task is cancelled.
+- `causes`: why a task is cancelled, and which exception it is handling.
+- `inspection`: who waits for whom, and which replicas will never continue.
 - `blocking`: the warning about a replica that blocks the event loop.
 - `stall`: the warning about a run that makes no progress.
 - `observed`: runs that a tool observes; races.

@@ -344,7 +344,7 @@ class Run:
             return
         state = self.state_of(member)
         if member.abandoned is None or slot.number < member.abandoned:
-            from aiodist._runtime.inspection import why_cancelled  # loaded only if something has gone wrong
+            from aiodist._runtime.causes import why_cancelled  # loaded only if something has gone wrong
 
             state.cancelled_in, state.cancelled_by = stacks.lines_here(), why_cancelled()
         member.group.abandon(member, slot)
@@ -586,7 +586,8 @@ class Run:
 
     def snapshot(self, **more: Any) -> Snapshot:
         """Return what every replica called and where it is, including waits outside of collectives."""
-        from aiodist._runtime.inspection import Inspection, handled_in, inspect_run  # loaded only in trouble
+        from aiodist._runtime.causes import handled_in  # both loaded only in trouble
+        from aiodist._runtime.inspection import Inspection, inspect_run
 
         # If the event loop is blocked, another thread asks; after the run's end, its loop may be gone.
         is_here = get_ident() == self.thread
