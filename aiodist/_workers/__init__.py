@@ -6,7 +6,8 @@ them as one, and all raise the same report. Modules, in order; each imports only
 floors:
 
 - `transport`: the protocol of engines, which move bytes between workers; calls in worker threads as requests.
-- `ending`: the journal of a job of `aiodist run`; how this worker ends.
+- `journal`: the journal of a job of `aiodist run`.
+- `ending`: how this worker ends: what it tells the others, which worker shows a report, and MPI's end.
 - `layout`: how each worker introduces itself, and which replicas live on which worker.
 - `record`: the record that opens every step, what the records of all workers say together, and the digests in them.
 - `messages`: messages between workers and the coordinator, as JSON.
