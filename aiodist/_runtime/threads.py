@@ -142,9 +142,9 @@ class DeviceThreads:
             worker = self._workers[device] = take(f"aiodist {device}")
         call: Callable[..., T] = fn
         if device.startswith("GPU:"):
-            from aiodist._gpu import enqueue
+            from aiodist._gpu import current
 
-            call = partial(enqueue.call_on, device, enqueue.current_streams(device), fn)
+            call = partial(current.call_on, device, current.current_streams(device), fn)
         finished = self._loop.new_event()
         result: list[T] = []
         errors: list[BaseException] = []
