@@ -28,7 +28,7 @@ from aiodist._collectives.work import Work
 from aiodist._core.call import LEAF, Call, OrderCheck
 from aiodist._core.ledger import Path
 from aiodist._core.terms import ReplicaState
-from aiodist._data.distributed import without_rows
+from aiodist._data.batches import without_rows
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text, function_of
 from aiodist._runtime.scheduler import Call as ReplicaCall

@@ -288,7 +288,8 @@ class Strategy(HasReplicas):
             ValueError: the arrays of a batch have different sizes along the first axis, or one has no axis.
         """
         self._check_data_call("experimental_distribute_dataset", options=options)
-        from aiodist._data.distributed import DistributedDataset, StepRule, cut
+        from aiodist._data.batches import cut
+        from aiodist._data.distributed import DistributedDataset, StepRule
 
         share = self._replicas.share
         rule = StepRule(1, lambda batches: cut(batches[0], share.replicas, share.mine), _refuse_inside_replica)
@@ -316,7 +317,8 @@ class Strategy(HasReplicas):
             ValueError: while iterating, the batches of a step differ in structure.
         """
         self._check_data_call("distribute_datasets_from_function", options=options)
-        from aiodist._data.distributed import DistributedDataset, InputContext, StepRule, group
+        from aiodist._data.batches import group
+        from aiodist._data.distributed import DistributedDataset, InputContext, StepRule
 
         share = self._replicas.share
         dataset = _called(dataset_fn, "dataset_fn", InputContext(share.workers, share.rank, share.replicas))
