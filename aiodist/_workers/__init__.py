@@ -17,6 +17,7 @@ floors:
 - `driver`: waits for requests on the event loop; nothing else here knows about the loop.
 - `team`: this worker's part in a strategy, in its runs, and in calls outside of replicas.
 - `engines`: simulated (many workers in one process, or one alone), mpi, torch.
-- `control`: the control connection: who may connect, messages, heartbeats; it has a thread of its own.
+- `admission`: who may connect to worker 0: its address, the handshake.
+- `control`: the control connection: messages, heartbeats, silent workers; it has a thread of its own.
 - `bootstrap`: the rendezvous of a strategy's workers, and the choice of the engine.
 """
