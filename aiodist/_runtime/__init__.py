@@ -20,5 +20,6 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `blocking`: the warning about a replica that blocks the event loop.
 - `stall`: the warning about a run that makes no progress.
 - `observed`: runs that a tool observes; races.
-- `scheduler`: one run: the tasks of its replicas, and the completion of collectives.
+- `scheduler`: one run: completes its collectives, and reports its trouble.
+- `tasks`: the tasks of its replicas: what their functions return or raise, and what the run raises.
 """

@@ -28,7 +28,8 @@ from aiodist._runtime import arguments
 from aiodist._runtime.context import ReplicaContext, context_of
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
-from aiodist._runtime.scheduler import Call, Run, new_detached_run, run_replicas
+from aiodist._runtime.scheduler import Run, new_detached_run
+from aiodist._runtime.tasks import Call, run_replicas
 from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended, split_arguments
 from aiodist._strategy.reductions import Operation, combine, named
 from aiodist._strategy.scope import (
