@@ -34,10 +34,10 @@ from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stall import StallWatch, watch_here
 
-Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+ReplicaCall = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
 
-def run_replicas(run: Run, calls: Sequence[Call]) -> Coroutine[Any, Any, list[Any]]:
+def run_replicas(run: Run, calls: Sequence[ReplicaCall]) -> Coroutine[Any, Any, list[Any]]:
     """Run one function call on each replica of a new run; return their results in replica order."""
     return _Replicas(run, calls).results()
 
@@ -45,7 +45,7 @@ def run_replicas(run: Run, calls: Sequence[Call]) -> Coroutine[Any, Any, list[An
 class _Replicas:
     """The replicas of one run: their tasks, their threads, and what they returned or raised."""
 
-    def __init__(self, run: Run, calls: Sequence[Call]) -> None:
+    def __init__(self, run: Run, calls: Sequence[ReplicaCall]) -> None:
         self._run = run
         self._calls = calls
         self._results: list[Any] = [None] * len(calls)

@@ -33,7 +33,7 @@ from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text, function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import all_callers
-from aiodist._runtime.tasks import Call as ReplicaCall
+from aiodist._runtime.tasks import ReplicaCall
 from aiodist._strategy.extended import StrategyExtended, new_extended
 from aiodist._strategy.reductions import (
     Combination,
