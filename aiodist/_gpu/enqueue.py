@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from threading import RLock
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,6 @@ from aiodist._gpu.steps import Copy, Job, Launch, Move, Place, Step, StreamBarri
 from aiodist_kernels import Plan
 from aiodist_kernels.cuda import forms
 from aiodist_kernels.rules import Rule
-
-T = TypeVar("T")
 
 MAX_BOUND: Final = 64  # the number of schedules with addresses that are cached
 _SPAN: Final = 1 << 56  # more than any offset or address

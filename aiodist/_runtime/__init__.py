@@ -10,7 +10,8 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `handle`: what a collective call returns, and where a replica waits.
 - `outcome`: the one error that comes out of a run.
 - `loop`: asyncio and trio, as the scheduler needs them.
-- `threads`: the process-wide cache of idle threads; those of a run, for `run_sync` and for large results.
+- `threads`: the process-wide cache of idle threads.
+- `run_threads`: the threads of a run, for `run_sync` and for large results.
 - `participant`: a replica in one of its groups.
 - `merge`: merge functions.
 - `context`: `ReplicaContext`.

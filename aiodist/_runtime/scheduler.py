@@ -50,8 +50,8 @@ from aiodist._runtime.merge import merge
 from aiodist._runtime.participant import ANY_THREAD, NO_RUN, Participant
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
+from aiodist._runtime.run_threads import DeviceThreads, ReductionThreads
 from aiodist._runtime.stall import PROOF_SECONDS
-from aiodist._runtime.threads import DeviceThreads, ReductionThreads
 
 _SETTLE_SECONDS = 0.1
 _TURNS = 8
