@@ -119,6 +119,7 @@ def violations(modules: Mapping[str, Module]) -> Iterator[str]:
 
 
 def disorder(package: str, order: list[str], modules: Mapping[str, Module]) -> Iterator[str]:
+    yield from (f"{package} lists {own}, which is not there" for own in order if f"{package}.{own}" not in modules)
     for name, module in modules.items():
         own = inner(package, name)
         if own and own not in order:
@@ -139,6 +140,20 @@ def test_floors_hold() -> None:
     modules = read_tree(ROOT)
     assert {module.floor for module in modules.values()} >= set(range(13))
     assert list(violations(modules)) == []
+
+
+def test_design_page_and_docstrings_have_these_floors_and_modules() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (`aiodist.*?) \|", page, re.MULTILINE)
+    on_page = {name: int(floor) for floor, names in rows for name in re.findall(r"`([\w.]+)`", names)}
+    assert on_page == {name: floor for name, floor in FLOORS.items() if name in on_page}
+    assert FLOORS.keys() - on_page.keys() == {"aiodist._version", "aiodist.__main__"}
+    for name in re.findall(r"`(_\w+/\w+)(?:\.py)?`", page):
+        assert (ROOT / "aiodist" / f"{name}.py").is_file(), name
+    for name, floor in on_page.items():
+        package = ROOT / ("kernels" if floor == 0 else "") / name.replace(".", "/") / "__init__.py"
+        said = re.search(r"\(floor (\d+)\)", ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))) or "")
+        assert said is None or int(said[1]) == floor, name
 
 
 SOUND = {
@@ -165,7 +180,8 @@ WORDS, LISTING = "aiodist/_arrays/words.py", "aiodist/_arrays/__init__.py"
         ({"aiodist/strangers.py": ""}, "aiodist.strangers stands on no floor"),
         ({"kernels/aiodist_kernels/sums.py": "def f():\n    import torch.cuda"}, "imports torch.cuda from outside"),
         ({"aiodist/_torch/ranks.py": "import aiodist.testing.plugin"}, "imports aiodist.testing.plugin (floor 10)"),
-        ({LISTING: '"""- `texts`: two."""'}, "aiodist._arrays does not list words"),
+        ({LISTING: '"""- `texts`: two.\n- `words`: one."""'}, "aiodist._arrays lists texts, which is not there"),
+        ({LISTING: '"""Nothing.\n- `words`: one."""', "aiodist/_arrays/texts.py": ""}, "_arrays does not list texts"),
         (
             {
                 LISTING: '"""- `texts`: two.\n- `words`: one."""',
