@@ -22,6 +22,8 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from aiodist_kernels import pool
+
 Array = np.ndarray[Any, Any]
 
 CPU: Final = 1  # of DLPack's DLDeviceType
@@ -203,3 +205,37 @@ def _writeable(array: Array) -> Array:
     except ValueError:  # it was received from another worker, in read-only memory
         return array.copy(order="K")
     return array
+
+
+# Arrays of NumPy.
+
+
+def copied(leaf: Any) -> Any:
+    """Return a copy of an array, in native byte order; anything else unchanged."""
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    native = leaf.dtype.newbyteorder("=")
+    if leaf.nbytes < pool.POOLED_FROM:
+        return np.array(leaf, dtype=native, order="K", subok=False)
+    copy = pool.empty_like(leaf, native)
+    np.copyto(copy, leaf)
+    return copy
+
+
+def frozen(array: Array) -> Array:
+    """Return an array as a view that cannot be made writeable again; nothing else may refer to its memory."""
+    base = array.base
+    array.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
+    if isinstance(base, np.ndarray):
+        base.setflags(False)  # type: ignore[call-arg]
+        return array
+    return array[...]
+
+
+def check_unmasked(array: object, where: str) -> None:
+    """Check that an array is not masked: its masked elements would count."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"expected arrays without a mask, got a MaskedArray {where}, whose masked elements would count; fill them "
+            "first, e.g. x.filled(0)"
+        )

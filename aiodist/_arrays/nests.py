@@ -14,11 +14,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import optree
 
+from aiodist._core.call import LEAF
 from aiodist._core.text import shortened
 
 NAMESPACE = "aiodist"
@@ -63,6 +65,32 @@ def text(structure: Structure) -> str:
     """Return a structure as text, with a ``*`` for each leaf, e.g. ``{'b': *, 'w': [*, *]}``."""
     shown = str(structure).removeprefix("PyTreeSpec(").removesuffix(")")
     return shown.removesuffix(f", namespace={NAMESPACE!r}").removesuffix(", NoneIsLeaf")
+
+
+class _Leaf:
+    """A placeholder for a leaf, whose repr is `LEAF`."""
+
+    def __repr__(self) -> str:
+        return LEAF
+
+
+@lru_cache(maxsize=1024)
+def skeleton(structure: Any) -> str:
+    """Return a structure as such a nest's repr, with `LEAF` for each leaf; dicts have optree's order of keys."""
+    structure = without_factories(structure)
+    leaves = iter([_Leaf() for _ in range(structure.num_leaves)])
+    shown = repr(_in_order_of_keys(structure, leaves))
+    # The repr of a registered class may lack its leaves, and have an address, which differs from worker to worker.
+    return shown if shown.count(LEAF) == structure.num_leaves else text(structure).replace("*", LEAF)
+
+
+def _in_order_of_keys(structure: Any, leaves: Any) -> Any:
+    if structure.is_leaf():
+        return next(leaves)
+    children = [_in_order_of_keys(child, leaves) for child in structure.children()]
+    if structure.type is dict:
+        return dict(zip(structure.entries(), children, strict=True))
+    return structure.one_level().unflatten(children)
 
 
 def leaf_paths(structure: Structure, root: str) -> list[str]:

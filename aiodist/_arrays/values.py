@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from numbers import Number
@@ -13,7 +12,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 import numpy as np
 
 from aiodist._arrays import nests
-from aiodist._arrays.host import Array, is_foreign
+from aiodist._arrays.host import Array, check_unmasked, is_foreign
 from aiodist._core.text import ids_briefly
 
 T = TypeVar("T")
@@ -134,15 +133,6 @@ for _name in (*_UNARY, *_BINARY, *(f"r{name}" for name in _BINARY), "lt", "le", 
 for _class in (DistributedValues, PerReplica, Mirrored):
     _class.__module__ = "aiodist"
 del _class
-
-
-def check_unmasked(array: object, where: str) -> None:
-    """Check that an array is not masked: its masked elements would count."""
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(
-            f"expected arrays without a mask, got a MaskedArray {where}, whose masked elements would count; fill them "
-            "first, e.g. x.filled(0)"
-        )
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -313,34 +303,3 @@ def _different_structures(
     )
     error.values = tuple(values)  # type: ignore[attr-defined]
     return error
-
-
-def check_iterated(fn: Any, caller: str) -> None:
-    """Check that a function is no async generator function, whose generator would never be iterated."""
-    code = getattr(fn, "__code__", None)
-    if code is not None:  # much faster than inspect's function
-        is_generator = bool(code.co_flags & inspect.CO_ASYNC_GENERATOR)
-    else:
-        is_generator = inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__)
-    if is_generator:
-        raise TypeError(
-            f"{caller} got the async generator function {fn!r}, which nothing would iterate; "
-            "is `return` missing where it says `yield`?"
-        )
-
-
-def check_awaited(value: Any, called: str) -> None:
-    """Check that no leaf of a nest is a coroutine or the handle of a collective, which would never be awaited.
-
-    It is closed, so that Python does not warn about it, too.
-    """
-    if value is None or type(value) is np.ndarray:  # the commonest
-        return
-    leaves, structure = nests.flatten_with_none(value)
-    for index, leaf in enumerate(leaves):
-        if isinstance(leaf, Coroutine):
-            text = repr(leaf)
-            leaf.close()
-            raise TypeError(
-                f"{nests.leaf_paths(structure, called)[index]} is {text}, which nobody awaits; is `await` missing?"
-            )

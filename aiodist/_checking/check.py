@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import io
-import math
 import shlex
-import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from math import prod
-from threading import current_thread, main_thread
-from traceback import format_exception, walk_stack
-from types import CodeType, FrameType
+from traceback import format_exception
+from types import CodeType
 from typing import Any, TextIO
 
 import numpy as np
 
 from aiodist._checking.explore import Result, explore, replay, took_too_long, value_of, without_frames_before
-from aiodist._checking.loop import ControlledLoop, Step, step_of
+from aiodist._checking.loop import ControlledLoop, HeldUpLoop
 from aiodist._checking.schedule import Schedule
 from aiodist._checking.target import Source, TargetError, TargetExitError
 from aiodist._core.call import Call, place
@@ -31,7 +28,7 @@ from aiodist._core.instrument import ObservedRun, Observer, observing
 from aiodist._core.terms import Location
 from aiodist._core.text import count, duration, shown, size
 from aiodist._core.wire import named
-from aiodist._runtime.blocking import BlockedLoop, watch
+from aiodist._runtime.blocking import watch
 from aiodist._strategy.strategy import MirroredStrategy
 
 _MOST_SCHEDULES = 20
@@ -39,8 +36,6 @@ _MOST_REPLICA_RUNS = 2000
 _MOST_ROWS = 20
 SECONDS = 300.0
 """How long one run may take by default."""
-_ENDS_STEP: Any = getattr(signal, "SIGRTMAX", None)
-"""The signal that ends a step which holds up the loop for too long. Programs use SIGALRM themselves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,45 +124,6 @@ def _bytes(call: Call, result: Any, size: int) -> int:
         prod(dim or 0 for dim in shape) * (8 if array == "number" else np.dtype(dtype).itemsize)
         for shape, dtype, array in call.leaves
     )
-
-
-class HeldUpLoop(BlockedLoop):
-    """The watch over steps that hold up the controlled loop in this thread; ``found`` has its texts and their lines.
-
-    A step that takes longer than a run may is ended by a signal whose handler raises KeyboardInterrupt, because the
-    loop, which enforces the time limit, does not run meanwhile.
-    """
-
-    def __init__(self, seconds: float = math.inf) -> None:
-        self.found: dict[str, Location] = {}
-        self.ended_step = False
-        self._seconds = seconds
-        super().__init__(lambda: None, self.found.setdefault)
-
-    def blocks(self, task: Any, where: Location, seconds: float) -> None:
-        """Note what a step does, and end one that has taken too long."""
-        super().blocks(task, where, seconds)
-        if seconds > self._seconds and self.found:
-            self.ended_step = True
-            signal.pthread_kill(self._thread, _ENDS_STEP)
-
-    @contextmanager
-    def ending_steps(self) -> Iterator[None]:
-        """Handle the signal that ends steps, which only the main thread can."""
-        if current_thread() is not main_thread() or _ENDS_STEP is None:
-            self._seconds = math.inf
-            yield
-            return
-        before = signal.signal(_ENDS_STEP, signal.default_int_handler)
-        try:
-            yield
-        finally:
-            signal.signal(_ENDS_STEP, before)
-
-    def step_in(self, frame: FrameType) -> tuple[Any, Step | None]:
-        """Return the task and the step that run."""
-        step = next(filter(None, (step_of(outer) for outer, _ in walk_stack(frame))), None)
-        return None if step is None else step.task, step
 
 
 @dataclass(frozen=True, slots=True)

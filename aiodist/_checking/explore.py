@@ -245,7 +245,7 @@ _REPLICA = re.compile(r"replica \d+(?= of )")
 
 def _who(step: Step) -> str:
     """Return whose step it is."""
-    replica = _REPLICA.match(step.task.get_name())  # the scheduler's name for the task of a replica's function
+    replica = _REPLICA.match(step.task.get_name())  # the name of a replica's own task
     if replica is not None:
         return replica[0]
     context = step.context.get(current)

@@ -29,6 +29,7 @@ import heapq
 import itertools
 import math
 import selectors
+import signal
 import threading
 import time
 from asyncio import Handle, Task, TimerHandle
@@ -38,6 +39,8 @@ from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import chain
+from threading import current_thread, main_thread
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -45,7 +48,8 @@ from weakref import WeakKeyDictionary
 from aiodist._checking.schedule import DEFER, Change, Order
 from aiodist._checking.threads import at_work, let_threads_finish
 from aiodist._core.errors import CollectiveError
-from aiodist._core.terms import Reason
+from aiodist._core.terms import Location, Reason
+from aiodist._runtime.blocking import BlockedLoop
 
 Events: TypeAlias = list[tuple[selectors.SelectorKey, int]]
 
@@ -357,10 +361,48 @@ def making_loops(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[
         asyncio.events.new_event_loop = asyncio.new_event_loop = before
 
 
-def step_of(frame: FrameType) -> Step | None:
-    """Return the step that runs in a frame, if it is that of a turn."""
-    handle = frame.f_locals.get("handle") if frame.f_code is _TURN else None
-    return handle if type(handle) is Step else None
-
-
 _TURN = ControlledLoop._run_once.__code__
+
+
+_ENDS_STEP: Any = getattr(signal, "SIGRTMAX", None)
+"""The signal that ends a step which holds up the loop for too long. Programs use SIGALRM themselves."""
+
+
+class HeldUpLoop(BlockedLoop):
+    """The watch over steps that hold up the controlled loop in this thread; ``found`` has its texts and their lines.
+
+    A step that takes longer than a run may is ended by a signal whose handler raises KeyboardInterrupt, because the
+    loop, which enforces the time limit, does not run meanwhile.
+    """
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.found: dict[str, Location] = {}
+        self.ended_step = False
+        self._seconds = seconds
+        super().__init__(lambda: None, self.found.setdefault)
+
+    def blocks(self, task: Any, where: Location, seconds: float) -> None:
+        """Note what a step does, and end one that has taken too long."""
+        super().blocks(task, where, seconds)
+        if seconds > self._seconds and self.found:
+            self.ended_step = True
+            signal.pthread_kill(self._thread, _ENDS_STEP)
+
+    @contextmanager
+    def ending_steps(self) -> Iterator[None]:
+        """Handle the signal that ends steps, which only the main thread can."""
+        if current_thread() is not main_thread() or _ENDS_STEP is None:
+            self._seconds = math.inf
+            yield
+            return
+        before = signal.signal(_ENDS_STEP, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(_ENDS_STEP, before)
+
+    def step_in(self, frame: FrameType) -> tuple[Any, Step | None]:
+        """Return the task and the step that run."""
+        handles = (outer.f_locals.get("handle") for outer, _ in walk_stack(frame) if outer.f_code is _TURN)
+        step = next((handle for handle in handles if type(handle) is Step), None)
+        return None if step is None else step.task, step

@@ -37,7 +37,7 @@ from aiodist._arrays.device import (
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives.host import HostExecutor, in_framework
 from aiodist._collectives.kinds import Collective, LeafPlan, Result
-from aiodist._collectives.out import NO_OUTS, Outs, conflicting, span
+from aiodist._collectives.out import NO_OUTS, Outs, bounds, conflicting
 from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Batch, Completion, symbol
@@ -295,8 +295,8 @@ class DeviceRun:
 
 def _may_write_while_reading(columns: Sequence[Column], buffers: Mapping[tuple[int, int], DeviceArray]) -> bool:
     """Return whether results may be written into buffers while inputs are read."""
-    inputs = {span(array, leaf) for leaf, column in enumerate(columns) for array in column}
-    written = [span(buffer, leaf) for (leaf, _), buffer in buffers.items()]
+    inputs = {bounds(array, leaf) for leaf, column in enumerate(columns) for array in column}
+    written = [bounds(buffer, leaf) for (leaf, _), buffer in buffers.items()]
     if len({array.ordinal for column in columns for array in column}) == 1:  # else another device may still read it
         inputs.difference_update(written)
     return not conflicting(inputs, written)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist._arrays.host import Array, HostType
+from aiodist._arrays.host import Array, HostType, copied, frozen
 from aiodist._arrays.leaves import LeafMark, LeafType, is_array
 from aiodist._arrays.values import IndexedSlices
 from aiodist._collectives.kinds import Collective, Cut, LeafPlan, Result
@@ -25,7 +25,6 @@ from aiodist._collectives.out import NO_OUTS, Outs
 from aiodist._collectives.work import Call, Work, thread_count
 from aiodist_kernels import Accumulate, Plan, ReduceOp, plan_for, policy, pool
 from aiodist_kernels.numpy_tier import finished, quietly
-from aiodist_kernels.pool import empty_like
 from aiodist_kernels.rules import rule_for
 
 Column = Sequence[Any]  # one leaf of every replica that takes part, in replica order
@@ -90,18 +89,6 @@ def part(array: Array, cut: Cut) -> Array:
     return array[(*(slice(None),) * cut.axis, slice(*cut.bounds(array.shape[cut.axis])))]
 
 
-def copied(leaf: Any) -> Any:
-    """Return a copy of an array, in native byte order; anything else unchanged."""
-    if not isinstance(leaf, np.ndarray):
-        return leaf
-    native = leaf.dtype.newbyteorder("=")
-    if leaf.nbytes < pool.POOLED_FROM:
-        return np.array(leaf, dtype=native, order="K", subok=False)
-    copy = empty_like(leaf, native)
-    np.copyto(copy, leaf)
-    return copy
-
-
 def concatenated(arrays: Sequence[Array], axis: int) -> Array:
     """Return arrays concatenated along an axis, in native byte order; strings get the widest width."""
     dtypes = [array.dtype for array in arrays]
@@ -114,16 +101,6 @@ def concatenated(arrays: Sequence[Array], axis: int) -> Array:
     shape = list(arrays[0].shape)
     shape[axis] = sum([array.shape[axis] for array in arrays])
     return np.concatenate(arrays, axis, out=pool.results.empty(shape, native))
-
-
-def frozen(array: Array) -> Array:
-    """Return an array as a view that cannot be made writeable again; nothing else may refer to its memory."""
-    base = array.base
-    array.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
-    if isinstance(base, np.ndarray):
-        base.setflags(False)  # type: ignore[call-arg]
-        return array
-    return array[...]
 
 
 def in_native_order(value: Any) -> Any:

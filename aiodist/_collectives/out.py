@@ -37,7 +37,7 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
     ]
     if len(found) > 1:
         hosts = [buffer for buffer in found if isinstance(buffer, np.ndarray)]
-        on_host, on_gpus = [span(b, 0) for b in hosts], [span(b, 0) for b in found if not isinstance(b, np.ndarray)]
+        on_host, on_gpus = [bounds(b, 0) for b in hosts], [bounds(b, 0) for b in found if not isinstance(b, np.ndarray)]
         # Interleaved arrays, such as columns of a matrix, share no element. A proof that takes too long counts as none.
         pairs = combinations(hosts, 2) if conflicting((), on_host) else ()
         shared = any(np.may_share_memory(a, b, max_work=1000) for a, b in pairs)  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark
 # Which memory may be written while other memory is read.
 
 
-class Span(NamedTuple):
+class Bounds(NamedTuple):
     """The bounds of some memory, and the index of the leaf that it belongs to."""
 
     begin: int
@@ -98,14 +98,14 @@ class Span(NamedTuple):
     leaf: int
 
 
-def span(array: Array | DeviceArray, leaf: int) -> Span:
+def bounds(array: Array | DeviceArray, leaf: int) -> Bounds:
     """Return the bounds of an array's memory."""
     if isinstance(array, np.ndarray):
-        return Span(*byte_bounds(array), leaf)
-    return Span(array.address, array.address + array.nbytes, leaf)
+        return Bounds(*byte_bounds(array), leaf)
+    return Bounds(array.address, array.address + array.nbytes, leaf)
 
 
-def conflicting(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:
+def conflicting(inputs: Iterable[Bounds], outs: Iterable[Bounds]) -> bool:
     """Return whether writing results may change the inputs of other results, or other results.
 
     A result may be written over its own input, if that is not among ``inputs``.

@@ -1,4 +1,4 @@
-"""The executor over workers: what each worker contributes to a collective, and what its replicas get.
+"""Plans over workers: what each worker contributes to a collective, and what its replicas get.
 
     values ── begin ──▶ rows, parts, values to gather ── exchanged ──▶ result
 
@@ -31,10 +31,10 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.device import DeviceType
-from aiodist._arrays.host import Array, HostType
+from aiodist._arrays.host import Array, HostType, frozen
 from aiodist._arrays.leaves import LeafType
 from aiodist._collectives import host
-from aiodist._collectives.host import HostExecutor, frozen, in_native_order, part
+from aiodist._collectives.host import HostExecutor, in_native_order, part
 from aiodist._collectives.kinds import ALL_GATHER, ALL_TO_ALL, Collective, Result
 from aiodist_kernels import Accumulate, ReduceOp, plan_for
 from aiodist_kernels.numpy_tier import finished, quietly

@@ -2,7 +2,8 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `distributed`: `DistributedDataset`, which cuts global batches or groups batches into steps.
-- `prefetch`: iterators, one of which makes elements ahead of time in a thread.
+- `batches`: how a global batch is cut, and how the batches of a step are grouped.
+- `distributed`: `DistributedDataset` and its iterator, which makes steps of batches.
+- `prefetch`: iterators over a dataset's elements, one of which makes them ahead of time in a thread.
 - `dataset`: `NumpyDataset`, arrays in memory that are shuffled, batched, repeated and prefetched.
 """

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiodist._arrays import nests
-from aiodist._data.distributed import common_size
+from aiodist._data.batches import common_size
 from aiodist._data.prefetch import ElementIterator, Prefetched
 
 Run: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]

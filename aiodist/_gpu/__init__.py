@@ -2,8 +2,8 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `steps`: launches and copies as data.
+- `steps`: which launches and copies reduce arrays, or move parts of them, as data.
 - `cuda_core`: the driver, through cuda.core, and page-locked host memory.
-- `enqueue`: schedules of steps for numbered arrays, which are given addresses, enqueued on streams and waited for; a
-  replica's GPU and stream as the current ones of a thread.
+- `enqueue`: schedules of steps for numbered arrays, which are given addresses, enqueued on streams and waited for.
+- `current`: a replica's GPU and stream, as the current ones of a thread.
 """

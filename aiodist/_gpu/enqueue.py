@@ -2,9 +2,7 @@
 
     replicas' streams ──▶ event ──▶ each device's own stream: launches, copies ──▶ event ──▶ replicas' streams
 
-So a replica's next kernel sees the result, and may overwrite its contribution, without further care. A function that a
-replica calls in a worker thread is ordered in the same way: it runs with the replica's device and stream as the current
-ones of all frameworks that the program has loaded.
+So a replica's next kernel sees the result, and may overwrite its contribution, without further care.
 
 A training step issues the same collectives again and again, and at most their addresses differ. So steps are made for
 numbered arrays: the address of a byte in an array is `symbol` of the array's number, plus its offset. A `Schedule` is a
@@ -14,25 +12,21 @@ has addresses as they are.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cache, partial
 from threading import RLock
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist._arrays.device import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, TYPES
-from aiodist._arrays.devices import gpu_number
 from aiodist._gpu import steps
 from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceMemory, DeviceStream
 from aiodist._gpu.steps import Copy, Job, Launch, Move, Place, Step, StreamBarrier
+from aiodist_kernels import Plan
 from aiodist_kernels.cuda import forms
 from aiodist_kernels.rules import Rule
-
-T = TypeVar("T")
 
 MAX_BOUND: Final = 64  # the number of schedules with addresses that are cached
 _SPAN: Final = 1 << 56  # more than any offset or address
@@ -111,7 +105,7 @@ class Schedule:
                 return partial(self._launcher(number, step, vectors or lanes), *addresses, vectors, lanes)
             case StreamBarrier(devices):
                 own = [driver.stream(device) for device in devices]
-                return partial(_order, driver, own, own)
+                return partial(order, driver, own, own)
 
     def _tabled(self, number: int, step: Launch, begins: Sequence[int], keeps: list[DeviceMemory]) -> Call:
         """Return a launch with tables in device memory; all but the addresses is prepared only once."""
@@ -143,7 +137,7 @@ def _put(address: int, begins: Sequence[int]) -> int:
 # Streams.
 
 
-def _order(driver: CudaCore, first: Iterable[DeviceStream], then: Sequence[DeviceStream]) -> None:
+def order(driver: CudaCore, first: Iterable[DeviceStream], then: Sequence[DeviceStream]) -> None:
     """Let the streams ``then`` wait for everything that is on ``first`` so far."""
     for stream in first:
         event = driver.record(stream)
@@ -219,7 +213,7 @@ class Queue:
                     del self._bound[next(iter(self._bound))]
         own = [driver.stream(device) for device in schedule.devices]
         others = [stream for stream in streams if stream not in own]
-        _order(driver, others, own)
+        order(driver, others, own)
         calls, memory = bound
         for call in calls:
             call()
@@ -239,51 +233,12 @@ def queue() -> Queue:
     return Queue(CudaCore())
 
 
-# A replica's device and stream as the current ones of a thread.
-
-
-def current_streams(device: str) -> frozenset[int]:
-    """Return the handles of this thread's frameworks' current streams on a replica's GPU."""
-    ordinal = gpu_number(device)
-    loaded = [name for name, module in (("torch", "torch"), ("cupy", "cupy"), ("numba", "numba.cuda")) if _has(module)]
-    handles = {TYPES[name].stream(ordinal) or LEGACY_DEFAULT_STREAM for name in loaded}
-    return frozenset(handles - {PER_THREAD_DEFAULT_STREAM})  # another stream in another thread
-
-
-def _has(module: str) -> bool:
-    found = sys.modules.get(module)
-    return found is not None and (module != "torch" or found.cuda.is_available())
-
-
-def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: Any) -> T:
-    """Return ``fn(*args)``, called with a replica's GPU and stream as the current ones.
-
-    What it enqueues is ordered after everything on its caller's streams, and before everything that is enqueued there
-    later, as if there were one stream. ``callers`` are the caller's `current_streams`.
-    """
-    ordinal = gpu_number(device)
+def load(plans: Iterable[Plan], devices: Sequence[int]) -> None:
+    """Load, on each device, the kernels for one leaf, for several leaves, and for copies of results."""
     driver = queue().driver
-    with ExitStack() as stack:
-        with enqueuing, driver.using():
-            own = driver.stream(ordinal, device)
-            others = [driver.foreign_stream(ordinal, handle) for handle in sorted(callers)]
-            _order(driver, others, [own])
-        stack.callback(_order_callers, driver, own, others)
-        if _has("torch"):
-            torch = sys.modules["torch"]
-            stack.enter_context(torch.cuda.device(ordinal))
-            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(int(own.handle), device=ordinal)))
-        if _has("cupy"):
-            cupy = sys.modules["cupy"]
-            stack.enter_context(cupy.cuda.Device(ordinal))
-            stack.enter_context(cupy.cuda.Stream.from_external(own.stream))
-        if _has("numba.cuda"):
-            with enqueuing:  # Numba lists its devices on first use, which is not thread-safe
-                found = sys.modules["numba.cuda"].gpus[ordinal]
-            stack.enter_context(found)
-        return fn(*args)
-
-
-def _order_callers(driver: CudaCore, own: DeviceStream, others: Sequence[DeviceStream]) -> None:
-    with enqueuing, driver.using():
-        _order(driver, [own], others)
+    for plan in plans:
+        size = plan.rule.result.itemsize
+        kernels = [*(forms.form_for(plan.rule, plan.count, leaves=leaves) for leaves in (1, 2)), forms.copying(size)]
+        for form in dict.fromkeys(kernels):
+            for device in devices:
+                driver.load(device, form)

@@ -20,11 +20,10 @@ from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.leaves import Spec
 from aiodist._arrays.nests import Build, builder
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import check_iterated
 from aiodist._collectives import kinds
 from aiodist._collectives import out as out_buffers
 from aiodist._collectives.kinds import Kind
-from aiodist._runtime import requests
+from aiodist._runtime import arguments, requests
 from aiodist._runtime.current import ContextStack, get_current, standing_run
 from aiodist._runtime.handle import CollectiveHandle, post
 from aiodist._runtime.merge import MergeCall
@@ -73,7 +72,7 @@ class ReplicaContext:
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         run = standing_run(strategy)
         members = run.ledger.root.members
-        index = requests.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
+        index = arguments.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
         if not 0 <= index < len(members):
             raise ValueError(f"replica_id_in_sync_group must be from 0 to {len(members) - 1}, got {index}")
         self._show(Participant(run, members[index]))
@@ -226,7 +225,7 @@ class ReplicaContext:
             run = me.run
             path = () if frame is awaits.frame else run.callers(frame)
             return post(run.handle(), me, request, frame.f_code, frame.f_lasti, path, leaves, build, None)
-        options = requests.options(options, experimental_hints)
+        options = arguments.options(options, experimental_hints)
         buffers = None if out is None else _out_buffers(out, request, leaves)
         return me.issue(frame, request, leaves, build, options=options, out=buffers)
 
@@ -265,7 +264,7 @@ class ReplicaContext:
             ValueError: there is no replica with the id ``source``; at the await, that replica has joined.
         """
         return self._issue(
-            _getframe(1), kinds.BROADCAST, value, name, detail=lambda _: requests.replica_id(source, "source")
+            _getframe(1), kinds.BROADCAST, value, name, detail=lambda _: arguments.replica_id(source, "source")
         )
 
     def reduce_scatter(
@@ -288,7 +287,7 @@ class ReplicaContext:
             ValueError: an unknown reduce op; an array has no such axis, or its size is not divisible by n; at the
                 await, a replica has joined.
         """
-        op, of_spec = requests.reduce_op(reduce_op, value), partial(kinds.axes_of, axis=axis)
+        op, of_spec = arguments.reduce_op(reduce_op, value), partial(kinds.axes_of, axis=axis)
         return self._issue(_getframe(1), kinds.REDUCE_SCATTER, value, name, op, detail=of_spec)
 
     def scan(self, reduce_op: ReduceOp | str, value: Any, *, name: str | None = None) -> CollectiveHandle[Any]:
@@ -308,7 +307,7 @@ class ReplicaContext:
             TypeError: a dtype that the op does not take, or `IndexedSlices`.
             ValueError: an unknown reduce op; at the await, a replica has joined.
         """
-        return self._issue(_getframe(1), kinds.SCAN, value, name, requests.reduce_op(reduce_op, value))
+        return self._issue(_getframe(1), kinds.SCAN, value, name, arguments.reduce_op(reduce_op, value))
 
     def all_to_all(
         self, value: Any, split_axis: int = 0, concat_axis: int = 0, *, name: str | None = None
@@ -345,13 +344,13 @@ class ReplicaContext:
     ) -> CollectiveHandle[Any]:
         """Issue a collective of a nest from a frame; ``detail`` returns the kind's argument for such nests."""
         self._me.check(kind.name)
-        name = requests.checked_name(name)
+        name = arguments.checked_name(name)
         structure, spec, leaves = requests.described(value)
         given = detail(spec)
         if kind is kinds.ALL_GATHER:
             spec = kinds.ragged(spec, given)
         request = requests.request(kind, op, given, name, structure, spec)
-        return self._me.issue(frame, request, leaves, builder(structure), options=requests.options(options, None))
+        return self._me.issue(frame, request, leaves, builder(structure), options=arguments.options(options, None))
 
     def barrier(self, *, name: str | None = None) -> CollectiveHandle[None]:
         """Wait until every replica has called this.
@@ -373,7 +372,7 @@ class ReplicaContext:
             run = me.run
             path = () if frame is awaits.frame else run.callers(frame)
             return post(run.handle(), me, requests.BARRIER, frame.f_code, frame.f_lasti, path, None, None, None)
-        request = requests.request(kinds.BARRIER, None, None, requests.checked_name(name), None, None)
+        request = requests.request(kinds.BARRIER, None, None, arguments.checked_name(name), None, None)
         return me.issue(frame, request, None)
 
     def merge_call(
@@ -408,9 +407,9 @@ class ReplicaContext:
         self._me.check("merge_call")
         if not callable(merge_fn):
             raise TypeError(f"merge_call expects a function, got {merge_fn!r}")
-        check_iterated(merge_fn, "merge_call")
-        call = MergeCall(merge_fn, *requests.call_arguments(args, kwargs), copy_context())
-        request = requests.merge_request(merge_fn, call.args, call.kwargs, requests.checked_name(name))
+        arguments.check_iterated(merge_fn, "merge_call")
+        call = MergeCall(merge_fn, *arguments.call_arguments(args, kwargs), copy_context())
+        request = requests.merge_request(merge_fn, call.args, call.kwargs, arguments.checked_name(name))
         return self._me.issue(_getframe(1), request, call)
 
     def join(self) -> CollectiveHandle[int]:
@@ -454,8 +453,8 @@ class ReplicaContext:
             ValueError: there are no ids, unknown ones or duplicates; or this replica is not a member.
         """
         self._me.check("new_group")
-        name = requests.checked_name(name)
-        ids = requests.replica_ids(replica_ids, self.num_replicas_in_sync)
+        name = arguments.checked_name(name)
+        ids = arguments.replica_ids(replica_ids, self.num_replicas_in_sync)
         me = self.replica_id_in_sync_group
         if me not in ids:
             raise ValueError(
@@ -487,7 +486,7 @@ class ReplicaContext:
             Exception: what ``fn`` raises.
         """
         self._me.check("run_sync")
-        requests.check_plain(fn)
+        arguments.check_plain(fn)
         call = partial(fn, *args, **kwargs) if args or kwargs else fn
         run, replica_id = self._me.run, self._me.member.replica_id
         if run.device_threads is None:  # outside any run

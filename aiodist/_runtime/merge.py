@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from anyio import get_cancelled_exc_class
 
-from aiodist._arrays.values import check_awaited, regroup_arguments, split
+from aiodist._arrays.values import regroup_arguments, split
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.text import shown
+from aiodist._runtime.arguments import check_awaited
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.rendezvous import Rendezvous
 

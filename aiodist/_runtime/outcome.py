@@ -9,7 +9,7 @@ from aiodist._core.ledger import Ledger, Member, Replica, Slot
 from aiodist._core.text import error_line, ids, ids_briefly, place
 
 _MOST_NOTES = 4
-_SCHEDULER = "aiodist._runtime.scheduler"
+_TASKS = "aiodist._runtime.tasks"
 
 
 def note_of_failure(ledger: Ledger, replica: Replica, device: str, *, first: bool) -> str:
@@ -75,9 +75,9 @@ def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def without_frames_of_ours(error: BaseException) -> BaseException:
-    """Return an error whose traceback begins with the program's frames, instead of the scheduler's."""
+    """Return an error whose traceback begins with the program's frames, instead of ours."""
     traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") == _SCHEDULER:
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") == _TASKS:
         traceback = traceback.tb_next
     return error.with_traceback(traceback)
 

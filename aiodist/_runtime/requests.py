@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +22,7 @@ from aiodist._collectives import kinds
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective, Kind
 from aiodist._core.call import LEAF, ON_A_GPU, Call, Function, code_digest
+from aiodist._runtime import arguments
 from aiodist._runtime.stacks import function_name
 from aiodist_kernels import Accumulate, ReduceOp
 
@@ -130,7 +129,7 @@ def request(
         axis=detail if kind.by_leaf else None,
         source=detail if kind.from_one else None,
         name=name,
-        structure=None if structure is None else _skeleton(structure),
+        structure=None if structure is None else nests.skeleton(structure),
         paths=() if structure is None else tuple(nests.leaf_paths(structure, "")),
         shapes=None if spec is None else spec.shapes,
         dtypes=() if spec is None else tuple([dtype_text(dtype, kind) for dtype in spec.dtypes]),
@@ -152,32 +151,6 @@ def _merge_request(function: Function, name: str | None, structure: Any, argumen
     return Request(Collective(kinds.MERGE_CALL, None, None, None), call)
 
 
-class _Leaf:
-    """A placeholder for a leaf, whose repr is `LEAF`."""
-
-    def __repr__(self) -> str:
-        return LEAF
-
-
-@functools.lru_cache(maxsize=1024)
-def _skeleton(structure: Any) -> str:
-    """Return a nest as text, with dicts in the order of their leaves, whichever replica came first."""
-    structure = nests.without_factories(structure)
-    leaves = iter([_Leaf() for _ in range(structure.num_leaves)])
-    text = repr(_in_order_of_keys(structure, leaves))
-    # The repr of a registered class may lack its leaves, and have an address, which differs from worker to worker.
-    return text if text.count(LEAF) == structure.num_leaves else nests.text(structure).replace("*", LEAF)
-
-
-def _in_order_of_keys(structure: Any, leaves: Any) -> Any:
-    if structure.is_leaf():
-        return next(leaves)
-    children = [_in_order_of_keys(child, leaves) for child in structure.children()]
-    if structure.type is dict:
-        return dict(zip(structure.entries(), children, strict=True))
-    return structure.one_level().unflatten(children)
-
-
 def dtype_text(dtype: Any, kind: Kind) -> str:
     """Return a leaf's dtype as text for a kind; strings of any width can be gathered."""
     if kind is kinds.ALL_GATHER and isinstance(dtype, np.dtype) and dtype.kind in "US":
@@ -192,21 +165,18 @@ def array_text(mark: LeafMark) -> str:
     return mark.name if isinstance(mark, HostType) else mark or "array"
 
 
-# Arguments.
-
-
 def reduction(given: ReduceOp | str, value: Any, name: str | None) -> tuple[Request, nests.Build | None, Any]:
     """Return the request for an all_reduce of a value, the function that builds such nests, and the leaves.
 
     For a single leaf there is no such function, and the leaf comes instead of a list.
     """
-    op = reduce_op(given, value)
+    op = arguments.reduce_op(given, value)
     if type(value) is np.ndarray and name is None:
         found = array_request(kinds.ALL_REDUCE, op, value.shape, value.dtype)
         found.spelling = given
         return found, None, value
     structure, spec, leaves = described(value)
-    found = request(kinds.ALL_REDUCE, op, None, checked_name(name), structure, spec)
+    found = request(kinds.ALL_REDUCE, op, None, arguments.checked_name(name), structure, spec)
     if structure is None:
         return found, None, leaves
     if name is None and not any(spec.marks):
@@ -219,104 +189,8 @@ def described(value: Any) -> tuple[nests.Structure | None, Spec, Any]:
     """Return structure, spec and leaves of a value, as `describe` does; warn if all leaves are None."""
     found = describe(value)
     if not found[1].shapes:
-        check_not_all_none(value, 5)
+        arguments.check_not_all_none(value, 5)
     return found
-
-
-def check_not_all_none(value: Any, stacklevel: int) -> None:
-    """Warn of a value whose leaves are all None: nothing is communicated, which is mostly a mistake."""
-    leaves, _ = nests.flatten_with_none(value)
-    if leaves and all(leaf is None for leaf in leaves):
-        warnings.warn(
-            "every leaf of this value is None, so nothing is communicated; has the function that made it a `return`, "
-            "and have the gradients been computed?",
-            RuntimeWarning,
-            stacklevel=stacklevel,
-        )
-
-
-_OPS = {name: op for op in ReduceOp for name in (op.name, op.name.lower())}
-
-
-def reduce_op(given: Any, value: Any = None) -> ReduceOp:
-    """Return the reduce op for an op or its name in any case; ``value`` is the argument after it."""
-    if isinstance(given, ReduceOp):
-        return given
-    found = _OPS.get(given) if type(given) is str else None
-    if found is None and not isinstance(given, str) and isinstance(value, (str, ReduceOp)):
-        raise ValueError(f"the reduce op comes first, then the value; the arguments are swapped: got {value!r} second")
-    return ReduceOp(given) if found is None else found
-
-
-def checked_name(name: Any) -> str | None:
-    """Return a collective's name as a plain string: an enum's or NumPy's would differ on other workers."""
-    if name is None:
-        return None
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a string, the same on every replica, got {name!r}")
-    if not name:
-        raise ValueError("name must not be empty; leave it out, or name the collective")
-    return str.__str__(name)
-
-
-def options(value: Any, hints: Any) -> CommunicationOptions | None:
-    """Return the options that were given, under one of their names."""
-    if value is not None and hints is not None:
-        raise ValueError("options and experimental_hints are two names for the same argument; give options alone")
-    given = value if value is not None else hints
-    if given is not None and not isinstance(given, CommunicationOptions):
-        raise TypeError(f"options must be CommunicationOptions or None, got {given!r}")
-    return given
-
-
-def replica_id(value: Any, what: str) -> int:
-    """Return a replica id; its range is checked where the number of replicas is known."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{what} must be a replica id, an int, got {value!r}")
-    index: int = value.__index__()
-    return index
-
-
-def replica_ids(value: Any, size: int) -> tuple[int, ...]:
-    """Return the members of a new group."""
-    if not hasattr(value, "__iter__") or isinstance(value, (str, bytes)):
-        raise TypeError(f"replica_ids must be a sequence of replica ids, e.g. [0, 1], got {value!r}")
-    ids = tuple(replica_id(each, "each of replica_ids") for each in value)
-    if not ids:
-        raise ValueError("replica_ids must name at least one replica, got none")
-    unknown = [each for each in ids if not 0 <= each < size]
-    if unknown:
-        raise ValueError(f"replica_ids must be from 0 to {size - 1}, got {unknown[0]} in {list(ids)}")
-    if len(set(ids)) < len(ids):
-        twice = next(each for index, each in enumerate(ids) if each in ids[:index])
-        raise ValueError(f"replica_ids must name each replica once, got {twice} twice in {list(ids)}")
-    return ids
-
-
-def uncalled(fn: object) -> str:
-    """Return advice if a coroutine was passed instead of its function; otherwise an empty text."""
-    if not isinstance(fn, CoroutineType):
-        return ""
-    return f"; pass the function itself, uncalled, and its arguments in args: run({fn.__name__}, args=(...))"
-
-
-def call_arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the positional and keyword arguments for a function."""
-    if not isinstance(args, (tuple, list)):
-        raise TypeError(f"args must be a tuple or list, got {args!r}; for one argument write args=(value,)")
-    if kwargs is None:
-        return args, {}
-    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
-        raise TypeError(f"kwargs must be a mapping from names to values, or None, got {kwargs!r}")
-    return args, kwargs
-
-
-def check_plain(fn: Any) -> None:
-    """Check that something is a plain function, because a worker thread cannot await."""
-    if not callable(fn):
-        raise TypeError(f"run_sync expects a function, got {fn!r}")
-    if inspect.iscoroutinefunction(fn):
-        raise TypeError(f"run_sync expects a plain function, got the coroutine function {fn!r}; await it instead")
 
 
 def function_of(fn: Callable[..., Any]) -> Function:

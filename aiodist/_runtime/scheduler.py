@@ -1,8 +1,4 @@
-"""The scheduler: runs one function call on each replica of a strategy, and completes their collectives.
-
-    run_replicas
-     └─ task group ── replica 0, replica 1, …        one task each, started in replica order
-                   └─ merge functions                one at a time, each in a task of its own
+"""The scheduler: completes the collectives of one run, and reports its trouble.
 
 A `Run` owns a `Ledger`, which decides, and acts on its decisions in the event loop: it computes a matched collective
 and wakes the replicas that wait for it, in replica order; when one can never be matched, it raises the report.
@@ -13,8 +9,7 @@ in that time, so the tasks that are ready get a few more turns of the loop. Then
 is raised in all replicas that wait.
 
 **Failure.** A replica's own exception closes the run at once: it is the cause, and what the others then raise is an
-echo. No exception leaves a replica's task, so the task group never decides what is raised; when all replicas have
-ended, `outcome` does. A cancellation of the caller passes through the task group unchanged.
+echo.
 
 **Deadlocks.** In a run with groups, each await of an open collective requests a check, which happens after a turn of
 the loop in which no other replica has begun to wait. Replicas that wait for each other, each in another group, are
@@ -29,44 +24,34 @@ await in any case).
 
 from __future__ import annotations
 
-import inspect
 import math
-import sys
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
-from anyio import create_task_group, get_cancelled_exc_class
-from anyio.lowlevel import checkpoint_if_cancelled
-
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import check_awaited
 from aiodist._collectives import kinds
 from aiodist._core.call import OrderCheck, place
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
-from aiodist._core.instrument import Observer, current_observer
+from aiodist._core.instrument import Observer
 from aiodist._core.ledger import Group, Ledger, Member, Path
 from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
-from aiodist._core.terms import Location, Reason, ReplicaState
+from aiodist._core.terms import Location, Reason
 from aiodist._core.text import ids
-from aiodist._runtime import outcome, stacks
-from aiodist._runtime.context import ReplicaContext
-from aiodist._runtime.current import current
+from aiodist._runtime import stacks
 from aiodist._runtime.handle import CollectiveHandle, fill_in
-from aiodist._runtime.loop import AsyncioLoop, SoloLoop, TrioLoop, new_loop
+from aiodist._runtime.loop import AsyncioLoop, SoloLoop, TrioLoop
 from aiodist._runtime.merge import merge
 from aiodist._runtime.participant import ANY_THREAD, NO_RUN, Participant
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
-from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
-from aiodist._runtime.threads import DeviceThreads, ReductionThreads
-
-Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+from aiodist._runtime.run_threads import DeviceThreads, ReductionThreads
+from aiodist._runtime.stall import PROOF_SECONDS
 
 _SETTLE_SECONDS = 0.1
 _TURNS = 8
@@ -344,7 +329,7 @@ class Run:
             return
         state = self.state_of(member)
         if member.abandoned is None or slot.number < member.abandoned:
-            from aiodist._runtime.inspection import why_cancelled  # loaded only if something has gone wrong
+            from aiodist._runtime.causes import why_cancelled  # loaded only if something has gone wrong
 
             state.cancelled_in, state.cancelled_by = stacks.lines_here(), why_cancelled()
         member.group.abandon(member, slot)
@@ -586,7 +571,8 @@ class Run:
 
     def snapshot(self, **more: Any) -> Snapshot:
         """Return what every replica called and where it is, including waits outside of collectives."""
-        from aiodist._runtime.inspection import Inspection, handled_in, inspect_run  # loaded only in trouble
+        from aiodist._runtime.causes import handled_in  # both loaded only in trouble
+        from aiodist._runtime.inspection import Inspection, inspect_run
 
         # If the event loop is blocked, another thread asks; after the run's end, its loop may be gone.
         is_here = get_ident() == self.thread
@@ -634,182 +620,3 @@ def new_detached_run(run: Run) -> Run:
     else:
         run.attach(SoloLoop(partial(merge, run.strategy, run.finish_merge)), ANY_THREAD)
     return run
-
-
-def run_replicas(run: Run, calls: Sequence[Call]) -> Coroutine[Any, Any, list[Any]]:
-    """Run one function call on each replica of a new run; return their results in replica order."""
-    return _Replicas(run, calls).results()
-
-
-class _Replicas:
-    """The replicas of one run: their tasks, their threads, and what they returned or raised."""
-
-    def __init__(self, run: Run, calls: Sequence[Call]) -> None:
-        self._run = run
-        self._calls = calls
-        self._results: list[Any] = [None] * len(calls)
-        # By replica id: its own failure, what it was handling when it got the run's error, and its own cancellation.
-        self._failures: dict[int, BaseException] = {}
-        self._handled: dict[int, Exception] = {}
-        self._cancellations: dict[int, BaseException] = {}
-        self._noted: set[int] = set()  # identities of failures that have a note
-        self._running = len(calls)
-        self._watch: StallWatch | None = None
-        self._called_from: FrameType | None = None
-
-    async def results(self) -> list[Any]:
-        """Run the replicas and return what they return."""
-        run = self._run
-        self._called_from = stacks.program_frame(sys._getframe(1))  # noqa: SLF001  (documented, despite its name)
-        observer = current_observer()
-        self._watch = watch_here()
-        try:
-            async with create_task_group() as tasks:
-                self._attach(new_loop(tasks), observer)
-                members, name = run.ledger.root.members, stacks.function_name(self._calls[0][0])
-                names = [f"replica {m.replica_id} of {name} ({run.device_of(m.replica_id)})" for m in members]
-                run.loop.start([partial(self._drive, member) for member in members], names)
-            if run.span is not None:  # returns at once, unless the last replica was cancelled in this call
-                await run.span.finish(self._failures)
-            reported = run.conclude()
-            if reported is not None or self._cancellations:
-                await checkpoint_if_cancelled()  # the caller may be: on trio, a task group does not raise that
-        except get_cancelled_exc_class() as cancellation:
-            error = outcome.error_of_run(None, self._failures, {})
-            if error is not None:
-                raise outcome.without_frames_of_ours(error) from None
-            raise cancellation.with_traceback(None)  # noqa: B904
-        except BaseExceptionGroup as group:  # trio's, of a Ctrl-C that meets this task where it waits for the replicas
-            interrupt = outcome.interrupt_in(group)
-            if interrupt is not None:
-                raise outcome.without_frames_of_ours(interrupt) from None
-            raise
-        finally:
-            self._release()
-        error = outcome.error_of_run(reported, self._failures, self._handled)
-        if error is None and self._cancellations:
-            replica_id = min(self._cancellations)
-            error = RuntimeError(
-                f"replica {replica_id} was cancelled, and nobody has cancelled the run; was its task cancelled, or did "
-                "one of asyncio's timeouts end in a cancel scope of anyio's that was cancelled, too?"
-            )
-            error.__cause__ = self._cancellations[replica_id]
-        if error is not None:
-            raise outcome.without_frames_of_ours(error)
-        return self._results
-
-    def _release(self) -> None:
-        """Release what the run has used, however it ends."""
-        run = self._run
-        self._called_from = None
-        if self._watch is not None:
-            self._watch.remove(run)
-        run.shut_down()
-        if run.observer is not None:
-            run.observer.run_ended(run)
-
-    def _attach(self, loop: AsyncioLoop | TrioLoop, observer: Observer | None) -> None:
-        run = self._run
-        run.attach(loop, get_ident())
-        loop.hold_interrupts_back(ReplicaContext, Participant, loop.handle)
-        if self._watch is not None:
-            self._watch.add(run)
-        if observer is not None:
-            from aiodist._runtime.observed import observed  # loaded only for observers
-
-            run.observer, run.handle = observed(run, observer)
-            observer.run_begun(run, self._calls[0][0])
-
-    @stacks.drives_tasks
-    async def _drive(self, member: Member) -> None:
-        """Run one replica's function to its end, and note how it ended."""
-        run = self._run
-        me = Participant(run, member)
-        state = run.state_of(member)
-        end = ReplicaState.CANCELLED
-        frame = None
-        try:
-            if not run.closed:
-                result = self._call(me)
-                if inspect.isawaitable(result):
-                    state.awaitable = result
-                    frame = getattr(result, "cr_frame", None)  # kept, for it will tell where the function returned
-                    if frame is not None and not stacks.is_plumbing(frame):
-                        me.awaits.frame = frame
-                    result = await result
-                check_awaited(result, "result")
-                state.returned = (result, frame)
-                self._results[member.position] = result
-                if not run.ending:  # a cancelled replica cannot await what it has issued
-                    me.awaits.warn(member.replica_id)
-                end = ReplicaState.EXITED
-        except GeneratorExit:
-            run.ledger.end(member.replica, ReplicaState.FAILED)  # its task is being destroyed
-            raise
-        except BaseException as error:  # noqa: BLE001  (`outcome` decides what the run raises)
-            end = self._note(member, error)
-        finally:
-            frame = None
-            me.retire()
-            state.awaitable = None
-            self._running -= 1
-            is_last = not self._running
-            if is_last:
-                run.loop.close()
-        if run.observer is not None:
-            run.observer.ended(member, end, self._failures.get(member.replica_id))
-        self._end(member, end)
-        await self._settle(is_last=is_last)
-
-    async def _settle(self, *, is_last: bool) -> None:
-        """Wait for collectives that a replica has not awaited: after the run, its arrays are its own again."""
-        run = self._run
-        if run.threads.under_way:
-            await run.threads.settle()
-        if is_last and run.span is not None:  # here, while merge functions that no replica awaits can still be started
-            await run.span.finish(self._failures)
-
-    def _call(self, me: Participant) -> Any:
-        current.set(me)
-        if self._run.observer is not None:
-            self._run.observer.started(me.member)
-        fn, args, kwargs = self._calls[me.member.position]
-        self._run.called_from = self._called_from
-        try:
-            return fn(*args, **kwargs)
-        finally:
-            self._run.called_from = None
-
-    def _end(self, member: Member, end: ReplicaState) -> None:
-        run = self._run
-        run.ledger.end(member.replica, end)
-        if run.closed:
-            return
-        if end is ReplicaState.FAILED:
-            run.close()
-            return
-        for group in sorted(run.ledger.doomed_groups, key=lambda group: group.serial):
-            run.reconsider(group)
-
-    def _note(self, member: Member, error: BaseException) -> ReplicaState:
-        """Note what a replica's function has raised, and return the replica's state."""
-        run = self._run
-        cancelled = get_cancelled_exc_class()
-        error = outcome.interrupt_in(error) or outcome.without_cancellations(error, cancelled)
-        if isinstance(error, KeyboardInterrupt):
-            run.loop.was_interrupted = True
-        if outcome.is_only(error, cancelled):
-            if not run.closed:
-                self._cancellations[member.replica_id] = error
-            return ReplicaState.CANCELLED
-        if run.closed and outcome.is_only(error, CollectiveError, cancelled):
-            origin = outcome.origin_of(error)
-            if origin is not None:
-                self._handled[member.replica_id] = origin
-            return ReplicaState.FAILED
-        if id(error) not in self._noted:
-            self._noted.add(id(error))
-            device = run.device_of(member.replica_id)
-            error.add_note(outcome.note_of_failure(run.ledger, member.replica, device, first=not self._failures))
-        self._failures[member.replica_id] = error
-        return ReplicaState.FAILED

@@ -23,7 +23,7 @@ _OF_THE_PROGRAM = ("aiodist._demos", "aiodist._tools")
 _LOOPS = frozenset({"asyncio", "trio", "anyio", "uvloop"})
 _ENDS = frozenset(
     {
-        "aiodist._runtime.scheduler",
+        "aiodist._runtime.tasks",
         "asyncio.events",
         "asyncio.base_events",
         "asyncio.runners",
@@ -157,7 +157,7 @@ def drives_tasks(fn: Fn) -> Fn:
 
 
 def drives_replica(frame: FrameType | None) -> Member | None:
-    """Return the replica whose function the scheduler drives in this frame."""
+    """Return the replica whose function is driven in this frame."""
     if frame is None or frame.f_code.co_qualname != "_Replicas._drive":
         return None
     member: Member | None = frame.f_locals.get("member")

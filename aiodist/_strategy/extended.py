@@ -20,7 +20,7 @@ from aiodist._arrays.values import DistributedValues, regroup, split
 from aiodist._collectives.kinds import ALL_REDUCE
 from aiodist._core.call import OrderCheck
 from aiodist._core.errors import ReplicaContextError
-from aiodist._runtime import requests as arguments
+from aiodist._runtime import arguments
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
 from aiodist._strategy.reductions import COPY, Operation, combine

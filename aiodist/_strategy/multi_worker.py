@@ -20,21 +20,20 @@ import numpy as np
 
 from aiodist._arrays import environment
 from aiodist._arrays.environment import ClusterSettings
-from aiodist._arrays.host import Array
+from aiodist._arrays.host import Array, frozen
 from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions, choice
-from aiodist._collectives.host import frozen
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, Collective
 from aiodist._collectives.work import Work
 from aiodist._core.call import LEAF, Call, OrderCheck
 from aiodist._core.ledger import Path
 from aiodist._core.terms import ReplicaState
-from aiodist._data.distributed import without_rows
+from aiodist._data.batches import without_rows
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text, function_of
-from aiodist._runtime.scheduler import Call as ReplicaCall
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import all_callers
+from aiodist._runtime.tasks import ReplicaCall
 from aiodist._strategy.extended import StrategyExtended, new_extended
 from aiodist._strategy.reductions import (
     Combination,

@@ -26,11 +26,11 @@ import aiodist_kernels as kernels
 from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType, framework_of
 from aiodist._arrays.devices import gpu_number
-from aiodist._arrays.host import Array, HostType
+from aiodist._arrays.host import Array, HostType, check_unmasked, frozen
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, describe_leaf
-from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited, check_unmasked, components_of
+from aiodist._arrays.values import DistributedValues, Mirrored, components_of
 from aiodist._collectives.execution import executor
-from aiodist._collectives.host import frozen, in_native_order
+from aiodist._collectives.host import in_native_order
 from aiodist._collectives.kinds import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -42,7 +42,8 @@ from aiodist._collectives.kinds import (
 )
 from aiodist._collectives.work import Work
 from aiodist._core.call import leaf_text
-from aiodist._runtime.requests import array_text, check_not_all_none, dtype_text
+from aiodist._runtime.arguments import check_awaited, check_not_all_none
+from aiodist._runtime.requests import array_text, dtype_text
 from aiodist._strategy.scope import group_here, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, as_distributed
 from aiodist_kernels import Accumulate, ReduceOp, policy

@@ -20,15 +20,16 @@ from aiodist._arrays.devices import gpu_number
 from aiodist._arrays.environment import ClusterSettings
 from aiodist._arrays.leaves import describe_leaf
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import check_awaited, check_iterated, regroup, regroup_data, split
+from aiodist._arrays.values import regroup, regroup_data, split
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.recorder import RecordedRuns, Recorder
-from aiodist._runtime import requests as arguments
+from aiodist._runtime import arguments
 from aiodist._runtime.context import ReplicaContext, context_of
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
-from aiodist._runtime.scheduler import Call, Run, new_detached_run, run_replicas
+from aiodist._runtime.scheduler import Run, new_detached_run
+from aiodist._runtime.tasks import ReplicaCall, run_replicas
 from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended, split_arguments
 from aiodist._strategy.reductions import Operation, combine, named
 from aiodist._strategy.scope import (
@@ -41,7 +42,7 @@ from aiodist._strategy.scope import (
     strategy_in_force,
 )
 from aiodist._strategy.variable import Variable, as_distributed, check_created
-from aiodist_kernels import Plan, ReduceOp, plan_for, warm
+from aiodist_kernels import ReduceOp, plan_for, warm
 
 if TYPE_CHECKING:  # datasets are imported by the methods that make one: most programs make none
     from aiodist._data.dataset import NumpyDataset
@@ -158,7 +159,7 @@ class Strategy(HasReplicas):
     def _new_detached_run(self) -> Run:
         return new_detached_run(self._new_run())
 
-    async def _carry_out(self, run: Run, calls: Sequence[Call], site: Any) -> Any:  # noqa: ARG002  (for workers)
+    async def _carry_out(self, run: Run, calls: Sequence[ReplicaCall], site: Any) -> Any:  # noqa: ARG002  (for workers)
         self._runs.begin(run.ledger, run.devices)
         try:
             results = await run_replicas(run, calls)
@@ -168,12 +169,14 @@ class Strategy(HasReplicas):
         check_created(members)
         return regroup(results, replicas=[member.replica_id for member in members])
 
-    def _calls(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Call]:
+    def _calls(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> list[ReplicaCall]:
         """Return the call that each replica of this process makes."""
         require_cross_replica(self, "strategy.run")
         if not callable(fn):
             raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
-        check_iterated(fn, "strategy.run")
+        arguments.check_iterated(fn, "strategy.run")
         return [(fn, *own) for own in split_arguments(args, kwargs, self._replicas.local)]
 
     async def warmup(self, *specs: Any) -> None:
@@ -198,7 +201,9 @@ class Strategy(HasReplicas):
         if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
             await anyio.to_thread.run_sync(warm, plans)
         if ordinals:
-            await anyio.to_thread.run_sync(_load, plans, ordinals)
+            from aiodist._gpu import enqueue
+
+            await anyio.to_thread.run_sync(enqueue.load, plans, ordinals)
 
     # Per-replica values.
 
@@ -254,7 +259,7 @@ class Strategy(HasReplicas):
             TypeError: the value holds a coroutine, such as `run` returns: `await` is missing.
             ValueError: a per-replica value has the wrong number of components.
         """
-        check_awaited(value, "value")
+        arguments.check_awaited(value, "value")
         return self._components(value)
 
     def _components(self, value: Any) -> tuple[Any, ...]:
@@ -286,7 +291,8 @@ class Strategy(HasReplicas):
             ValueError: the arrays of a batch have different sizes along the first axis, or one has no axis.
         """
         self._check_data_call("experimental_distribute_dataset", options=options)
-        from aiodist._data.distributed import DistributedDataset, StepRule, cut
+        from aiodist._data.batches import cut
+        from aiodist._data.distributed import DistributedDataset, StepRule
 
         share = self._replicas.share
         rule = StepRule(1, lambda batches: cut(batches[0], share.replicas, share.mine), _refuse_inside_replica)
@@ -314,7 +320,8 @@ class Strategy(HasReplicas):
             ValueError: while iterating, the batches of a step differ in structure.
         """
         self._check_data_call("distribute_datasets_from_function", options=options)
-        from aiodist._data.distributed import DistributedDataset, InputContext, StepRule, group
+        from aiodist._data.batches import group
+        from aiodist._data.distributed import DistributedDataset, InputContext, StepRule
 
         share = self._replicas.share
         dataset = _called(dataset_fn, "dataset_fn", InputContext(share.workers, share.rank, share.replicas))
@@ -438,20 +445,6 @@ class Strategy(HasReplicas):
     def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[object]:
         """Call `StrategyExtended.colocate_vars_with`."""
         return self._extended.colocate_vars_with(variable)
-
-
-def _load(plans: Sequence[Plan], ordinals: Sequence[int]) -> None:
-    """Load, on each GPU, the kernels for one leaf, for several leaves, and for copies of results."""
-    from aiodist._gpu import enqueue
-    from aiodist_kernels.cuda.forms import copying, form_for
-
-    driver = enqueue.queue().driver
-    for plan in plans:
-        size = plan.rule.result.itemsize
-        forms = [*(form_for(plan.rule, plan.count, leaves=leaves) for leaves in (1, 2)), copying(size)]
-        for form in dict.fromkeys(forms):
-            for ordinal in ordinals:
-                driver.load(ordinal, form)
 
 
 # Data.

@@ -26,20 +26,21 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist._arrays.host import Array, ArrayLike, host_type_of
+from aiodist._arrays.host import Array, ArrayLike, check_unmasked, copied, frozen, host_type_of
 from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica, check_unmasked, components_of
+from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica, components_of
 from aiodist._collectives.execution import executor
-from aiodist._collectives.host import copied, fold, frozen
+from aiodist._collectives.host import fold
 from aiodist._collectives.kinds import ALL_REDUCE, Collective, Kind
 from aiodist._collectives.work import Work
 from aiodist._core.call import Call, OrderCheck, Place, leaf_text, place
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Group, Member
+from aiodist._runtime.arguments import checked_name
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
-from aiodist._runtime.requests import Request, checked_name
+from aiodist._runtime.requests import Request
 from aiodist._strategy.scope import replicas_of, require_all_workers, strategy_in_force
 from aiodist_kernels import Accumulate, ReduceOp, policy, pool
 from aiodist_kernels.pool import empty_like

@@ -2,7 +2,7 @@
 
     python agent.py NOTES WORKERS COMMAND...
 
-NOTES is the folder of the job's journal (`aiodist._workers.ending`). The agent is a script that imports only the
+NOTES is the folder of the job's journal (`aiodist._workers.journal`). The agent is a script that imports only the
 standard library, so that it starts at once.
 
 The worker has a session of its own, so that it can be killed with everything that it has started, and on Linux it dies

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 from aiodist._arrays import environment
 from aiodist._tools import agent
 from aiodist._tools.usage import UsageError, positive
-from aiodist._workers.ending import Journal
+from aiodist._workers.journal import Journal
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

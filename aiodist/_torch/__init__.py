@@ -3,7 +3,7 @@
 The first three work without torch. The modules, in order; each imports only from those above it and from
 lower floors:
 
-- `report`: reports in PyTorch's terms.
+- `report`: calls and reports in PyTorch's terms.
 - `dumps`: reads and checks the files of PyTorch's flight recorder, one per rank.
 - `explain`: a snapshot from the dumps of a job, the report on it, and what dumps cannot show.
 - `private`: torch, and the private names of torch that are used.

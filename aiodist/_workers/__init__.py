@@ -6,9 +6,10 @@ them as one, and all raise the same report. Modules, in order; each imports only
 floors:
 
 - `transport`: the protocol of engines, which move bytes between workers; calls in worker threads as requests.
-- `ending`: the journal of a job of `aiodist run`; how this worker ends.
+- `journal`: the journal of a job of `aiodist run`.
+- `ending`: how this worker ends: what it tells the others, which worker shows a report, and MPI's end.
 - `layout`: how each worker introduces itself, and which replicas live on which worker.
-- `record`: the record that opens every step, and the digests in it.
+- `record`: the record that opens every step, what the records of all workers say together, and the digests in them.
 - `messages`: messages between workers and the coordinator, as JSON.
 - `session`: one order of steps over a communicator, as a state machine.
 - `exchange`: how a collective's values move: in the record, or by a plan.
@@ -16,6 +17,7 @@ floors:
 - `driver`: waits for requests on the event loop; nothing else here knows about the loop.
 - `team`: this worker's part in a strategy, in its runs, and in calls outside of replicas.
 - `engines`: simulated (many workers in one process, or one alone), mpi, torch.
-- `control`: the control connection: who may connect, messages, heartbeats; it has a thread of its own.
+- `admission`: who may connect to worker 0: its address, the handshake.
+- `control`: the control connection: messages, heartbeats, silent workers; it has a thread of its own.
 - `bootstrap`: the rendezvous of a strategy's workers, and the choice of the engine.
 """

@@ -21,10 +21,11 @@ from aiodist._arrays.environment import TORCHRUN, Launched
 from aiodist._core.call import OrderCheck
 from aiodist._core.text import shown_file
 from aiodist._runtime.stacks import place_of, program_frame
-from aiodist._workers.control import Address, Listener, TcpControl
-from aiodist._workers.ending import Journal, noted_rendezvous
+from aiodist._workers.admission import Address, Listener
+from aiodist._workers.control import TcpControl
 from aiodist._workers.engines.simulated import SimulatedCommunicator, alone
 from aiodist._workers.exchange import gather_objects
+from aiodist._workers.journal import Journal, noted_rendezvous
 from aiodist._workers.layout import Hello, layout_of
 from aiodist._workers.team import Team, warn_of_stall
 from aiodist._workers.transport import Communicator, Steps, T

@@ -14,8 +14,8 @@ import anyio
 import numpy as np
 import pytest
 
-from aiodist._checking.check import HeldUpLoop
 from aiodist._checking.explore import replay
+from aiodist._checking.loop import HeldUpLoop
 from aiodist._checking.schedule import DEFER, Schedule
 from aiodist._runtime.blocking import watch
 from aiodist._runtime.stacks import can_read_other_threads

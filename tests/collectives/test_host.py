@@ -17,7 +17,7 @@ from aiodist._collectives import host, kinds, out
 from aiodist._collectives.execution import executor
 from aiodist._collectives.host import HostExecutor, fold_slices
 from aiodist._collectives.kinds import Collective
-from aiodist._collectives.out import Span, conflicting, span
+from aiodist._collectives.out import Bounds, bounds, conflicting
 from aiodist._collectives.work import Work
 from aiodist_kernels import ReduceOp, plan_for, policy, reduce
 from tests.collectives.reference import CASES, Case, spec_of
@@ -227,8 +227,8 @@ def test_conflicting_memory() -> None:
     a, b, c = memory[:5], memory[5:10], memory[10:15]
 
     def conflict(columns: list[list[np.ndarray]], targets: list[np.ndarray]) -> bool:
-        inputs = {span(array, leaf) for leaf, column in enumerate(columns) for array in column}
-        outs = [span(array, leaf) for leaf, array in enumerate(targets)]
+        inputs = {bounds(array, leaf) for leaf, column in enumerate(columns) for array in column}
+        outs = [bounds(array, leaf) for leaf, array in enumerate(targets)]
         return conflicting(inputs.difference(outs), outs)
 
     assert not conflict([[a, a], [b, b]], [a, b])
@@ -240,6 +240,6 @@ def test_conflicting_memory() -> None:
     assert conflict([[a, a]], [memory[3:8]])
     assert not conflict([[a, a]], [a])
     assert not conflict([[a], [a[:0]]], [a, a[:0]])
-    assert conflicting([Span(0, 20, 0)], [Span(0, 20, 0)])
-    assert conflicting([], [Span(0, 20, 0), Span(0, 20, 0)])
-    assert conflicting([Span(0, 100, 0), Span(20, 40, 1)], [Span(40, 60, 2)])
+    assert conflicting([Bounds(0, 20, 0)], [Bounds(0, 20, 0)])
+    assert conflicting([], [Bounds(0, 20, 0), Bounds(0, 20, 0)])
+    assert conflicting([Bounds(0, 100, 0), Bounds(20, 40, 1)], [Bounds(40, 60, 2)])

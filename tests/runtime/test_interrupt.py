@@ -13,9 +13,9 @@ _PROGRAM = """
 import sys, time
 import anyio
 from aiodist import MirroredStrategy, get_replica_context
-from aiodist._runtime import threads
+from aiodist._runtime import run_threads
 
-threads._PATIENCE_SECONDS = 0.1
+run_threads._PATIENCE_SECONDS = 0.1
 
 def slow():
     print("ready", flush=True)

@@ -264,7 +264,7 @@ class Looks:
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     looks = Looks()
     watch = StallWatch(10.0, looks.after, lambda: looks.now)
-    monkeypatch.setattr("aiodist._runtime.scheduler.watch_here", lambda: watch)
+    monkeypatch.setattr("aiodist._runtime.tasks.watch_here", lambda: watch)
     return looks
 
 

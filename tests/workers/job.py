@@ -29,7 +29,7 @@ import aiodist
 from aiodist import ReduceOp, ReplicaContext
 from aiodist._arrays import environment
 from aiodist._strategy.scope import replicas_of
-from aiodist._workers.ending import Journal
+from aiodist._workers.journal import Journal
 from aiodist._workers.transport import Communicator, Steps
 from tests.workers.conformance import CASES, go_through, wait
 

@@ -26,22 +26,16 @@ from aiodist._core.call import Call, OrderCheck, Place
 from aiodist._core.ledger import Ledger
 from aiodist._core.snapshot import Snapshot
 from aiodist._core.terms import ReplicaState
-from aiodist._workers import control as control_module
-from aiodist._workers import ending
+from aiodist._workers import admission, ending
+from aiodist._workers.admission import MAX_PENDING, Address, Listener, connect, own_address, proof
 from aiodist._workers.control import (
     MAX_BYTES,
-    MAX_PENDING,
     SILENT_SECONDS,
     SUSPICIOUS_SECONDS,
-    Address,
-    Listener,
     LoopProbe,
     Peer,
     TcpControl,
-    connect,
-    own_address,
     packed,
-    proof,
     reason_stopped,
 )
 from aiodist._workers.coordinator import Coordinator, Relay
@@ -126,7 +120,7 @@ async def test_listener_at_a_configured_address_connects_all_workers(monkeypatch
 async def test_listener_uses_one_interface_and_loopback_if_all_workers_are_on_one_machine(
     machines: Sequence[str], expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_module, "CONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "CONNECT_SECONDS", 0.0)
     opened = Listener(hellos(*machines))
     assert opened.address.host in expected
     assert opened._socket.getsockname()[0] not in {"0.0.0.0", "::"}
@@ -150,7 +144,7 @@ def test_limit_of_open_files_is_raised_as_far_as_needed_and_permitted(
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
-    control_module._allow_connections(100)
+    admission._allow_connections(100)
     assert limits == ([] if most is None else [(most, hard)])
 
 
@@ -214,7 +208,7 @@ async def test_replayed_and_echoed_handshakes_are_rejected() -> None:
 async def test_listener_without_the_secret_is_rejected_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address("127.0.0.1", server.getsockname()[1], b"s" * 32)
-        monkeypatch.setattr(control_module, "CONNECT_SECONDS", 0.0)
+        monkeypatch.setattr(admission, "CONNECT_SECONDS", 0.0)
         connecting = asyncio.create_task(connect(address, 1))
         with (await asyncio.to_thread(server.accept))[0] as impostor:
             impostor.sendall(bytes(36) + b"p" * 32)
@@ -253,7 +247,7 @@ async def test_worker_whose_pending_handshake_is_dropped_receives_no_proof() -> 
 
 @pytest.mark.anyio
 async def test_silent_stranger_is_rejected_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "HANDSHAKE_SECONDS", 0.01)
+    monkeypatch.setattr(admission, "HANDSHAKE_SECONDS", 0.01)
     async with listener() as opened:
         stranger = await Stranger.at(opened.address)
         await stranger.is_rejected()

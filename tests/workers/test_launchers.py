@@ -15,7 +15,7 @@ from aiodist import MultiWorkerMirroredStrategy
 from aiodist._arrays import environment
 from aiodist._arrays.environment import Launched
 from aiodist._workers.bootstrap import check
-from aiodist._workers.ending import Journal, noted_rendezvous
+from aiodist._workers.journal import Journal, noted_rendezvous
 
 VARIABLES = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "TF_CONFIG")
 
