@@ -246,7 +246,7 @@ class Driver:
         other workers are polling, too.
         """
         steps = process.steps
-        begun = perf_counter() if process.request is not None else 0.0
+        begun = 0.0
         try:
             while True:
                 try:
@@ -255,7 +255,9 @@ class Driver:
                         while not test():
                             if not seconds or process.announced:
                                 return False
-                            if perf_counter() - begun > (_MOVING_SECONDS if self.moving else seconds):
+                            now = perf_counter()
+                            begun = begun or now
+                            if now - begun > (_MOVING_SECONDS if self.moving else seconds):
                                 return False
                 except Exception as error:  # noqa: BLE001  (the engine's; the steps may handle it)
                     process.request = steps.throw(error)
