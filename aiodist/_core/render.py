@@ -457,6 +457,9 @@ def _advice(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one 
     one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
     if trouble.races:
         return [*trouble.races[:2], _RACE]
+    states = {trouble.reports[i].state for i in trouble.gone}
+    if reason is Reason.EXITED and states and ReplicaState.EXITED not in states:
+        return []  # the error or the cancellation is the cause
     if trouble.unmade_by or (trouble.number < 0 and reason is Reason.EXITED):
         return [_SAME_GROUP]
     if trouble.is_join and reason is Reason.EXITED:

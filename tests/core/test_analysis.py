@@ -190,3 +190,12 @@ def test_failure_outside_of_collectives_is_no_timeout() -> None:
     error = error_of(analyse(ledger.snapshot()))
     assert isinstance(error, IncompleteCollectiveError)
     assert error.report.reason is Reason.EXITED
+
+
+def test_replica_that_failed_gets_no_advice_on_when_to_stop() -> None:
+    ledger, here = Ledger([0, 1, 2]), Place("program.py", 1, 0, "train")
+    for member in ledger.root.members[:2]:
+        ledger.root.post(member, Call("barrier"), here, 0).waiters[member.position] = "task"
+    ledger.end(ledger.replicas[2], ReplicaState.FAILED)
+    report = analyse(ledger.snapshot())
+    assert (report.reason, report.suspects, report.advice) == (Reason.EXITED, (2,), ())
