@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from aiodist._checking.check import SECONDS
 from aiodist._checking.explore import minimise
 from aiodist._checking.schedule import Change, Order, Schedule, default_order, other_orders, replayed
 from aiodist._core.errors import CollectiveError
@@ -52,7 +53,7 @@ class Request:
     ranks: int = 2
     seed: int = 0
     replay: Schedule | None = None
-    seconds: float = 300.0
+    seconds: float = SECONDS
     cpu: bool = False  # use the CPU in place of CUDA devices
 
 
@@ -102,6 +103,8 @@ class Checked:
         """Return the command that runs the same schedule again."""
         request = self.request
         words = ["aiodist", "check", "--ranks", str(request.ranks), request.script, *["--cpu"] * request.cpu]
+        if request.seconds != SECONDS:
+            words += ["--timeout", f"{request.seconds:g}"]
         words += ["--replay", self.outcome.schedule, *(["--", *request.arguments] if request.arguments else [])]
         return shlex.join(words)
 

@@ -519,8 +519,10 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
 
 @pytest.mark.parametrize(("script", "how", "kind", "texts"), OTHERWISE.values(), ids=OTHERWISE)
 def test_other_end_is_reported(script: str, how: dict[str, Any], kind: str, texts: list[str], check: Check) -> None:
-    outcome = check(script, **how).outcome
+    checked = check(script, **how)
+    outcome = checked.outcome
     assert outcome.kind == kind
+    assert (" --timeout 0.3 " in checked.command()) == ("seconds" in how)
     assert re.search(".*".join(map(re.escape, texts)), outcome.text, re.DOTALL), outcome.text  # in this order
     assert outcome.text.count(texts[0]) == 1
     assert "aiodist/" not in outcome.text
