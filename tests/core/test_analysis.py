@@ -199,3 +199,16 @@ def test_replica_that_failed_gets_no_advice_on_when_to_stop() -> None:
     ledger.end(ledger.replicas[2], ReplicaState.FAILED)
     report = analyse(ledger.snapshot())
     assert (report.reason, report.suspects, report.advice) == (Reason.EXITED, (2,), ())
+
+
+def test_call_of_the_same_name_elsewhere_does_not_continue_a_loop() -> None:
+    ledger = Ledger([0, 1, 2])
+    named, (first, here, there) = Call("barrier", name="x"), (Place("a.py", line, 0, "train") for line in (1, 8, 9))
+    for _ in range(2):
+        for member in ledger.root.members:
+            matched = ledger.root.post(member, named, first, 0)
+        ledger.root.complete(matched)
+    for member, call, at in zip(ledger.root.members, (named, named, Call("gather")), (here, here, there), strict=True):
+        ledger.root.post(member, call, at, 0).waiters[member.position] = "task"
+    report = analyse(ledger.snapshot())
+    assert (report.reason, report.suspects, report.divergence) == (Reason.KIND, (2,), None)
