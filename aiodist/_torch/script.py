@@ -8,6 +8,7 @@ the script.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import json
 import os
@@ -42,6 +43,7 @@ if not hasattr(os, "fork"):
 _OWN = str(Path(__file__).parent)
 _PATIENCE_SECONDS = 15.0
 _LOOK_SECONDS = 0.005
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,8 @@ def _flush() -> None:
 def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO[bytes]) -> None:
     """Run a script in this fork, and end it."""
     os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed parent cannot end it
     faulthandler.enable(all_threads=False)
     warnings.filterwarnings("ignore", "Attempted to get default timeout for nccl")
     if output is not None:
