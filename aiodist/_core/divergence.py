@@ -91,7 +91,8 @@ def _skipped(
     first, last, others = calls[0].sequence_number, calls[-1].sequence_number, ids_briefly(usual.replicas)
     what = f"{_kind_at(calls[0])}, which {others} made as #{first}"
     if len(calls) > 1:
-        what = f"{len(calls)} calls, from {_kind_at(calls[0])} on, which {others} made as #{first} to #{last}"
+        made = "made" if certain else "would make"  # they wait in the first
+        what = f"{len(calls)} calls, from {_kind_at(calls[0])} on, which {others} {made} as #{first} to #{last}"
     text = f"{upper(how + ids_briefly(odd.replicas))} skipped {what}{then}."
     return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 

@@ -212,3 +212,17 @@ def test_call_of_the_same_name_elsewhere_does_not_continue_a_loop() -> None:
         ledger.root.post(member, call, at, 0).waiters[member.position] = "task"
     report = analyse(ledger.snapshot())
     assert (report.reason, report.suspects, report.divergence) == (Reason.KIND, (2,), None)
+
+
+def test_calls_that_others_have_yet_to_make_are_not_reported_as_made() -> None:
+    ledger = Ledger([0, 1, 2])
+    step = [(Call(f"kind {line}"), Place("a.py", line, 0, "train")) for line in range(4)]
+    for call, at in [*step, *step, step[0]]:
+        for member in ledger.root.members:
+            matched = ledger.root.post(member, call, at, 0)
+        ledger.root.complete(matched)
+    for member, (call, at) in zip(ledger.root.members, (step[1], step[1], step[3]), strict=True):
+        ledger.root.post(member, call, at, 0).waiters[member.position] = "task"
+    divergence = analyse(ledger.snapshot()).divergence
+    assert divergence is not None
+    assert "which replicas 0 and 1 would make as #9 to #10" in divergence.text
