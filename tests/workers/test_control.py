@@ -136,7 +136,7 @@ async def test_listener_uses_one_interface_and_loopback_if_all_workers_are_on_on
 
 def test_listener_at_an_address_of_another_machine_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "192.0.2.7")
-    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS"):
+    with pytest.raises(OSError, match=r"^worker 0 cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS"):
         Listener(hellos("one", "other"))
 
 
