@@ -205,9 +205,8 @@ def test_call_of_the_same_name_elsewhere_does_not_continue_a_loop() -> None:
     ledger = Ledger([0, 1, 2])
     named, (first, here, there) = Call("barrier", name="x"), (Place("a.py", line, 0, "train") for line in (1, 8, 9))
     for _ in range(2):
-        for member in ledger.root.members:
-            matched = ledger.root.post(member, named, first, 0)
-        ledger.root.complete(matched)
+        *_, slot = [ledger.root.post(member, named, first, 0) for member in ledger.root.members]
+        ledger.root.complete(slot)
     for member, call, at in zip(ledger.root.members, (named, named, Call("gather")), (here, here, there), strict=True):
         ledger.root.post(member, call, at, 0).waiters[member.position] = "task"
     report = analyse(ledger.snapshot())
@@ -218,9 +217,8 @@ def test_calls_that_others_have_yet_to_make_are_not_reported_as_made() -> None:
     ledger = Ledger([0, 1, 2])
     step = [(Call(f"kind {line}"), Place("a.py", line, 0, "train")) for line in range(4)]
     for call, at in [*step, *step, step[0]]:
-        for member in ledger.root.members:
-            matched = ledger.root.post(member, call, at, 0)
-        ledger.root.complete(matched)
+        *_, slot = [ledger.root.post(member, call, at, 0) for member in ledger.root.members]
+        ledger.root.complete(slot)
     for member, (call, at) in zip(ledger.root.members, (step[1], step[1], step[3]), strict=True):
         ledger.root.post(member, call, at, 0).waiters[member.position] = "task"
     divergence = analyse(ledger.snapshot()).divergence
