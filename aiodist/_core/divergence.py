@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from typing import TypeVar
 
 from aiodist._core import source
 from aiodist._core.report import CallRecord, Divergence, DivergenceKind
@@ -43,18 +44,22 @@ class Past:
     keys: Sequence[Hashable]
 
 
+T = TypeVar("T", Past, Side)
+
+
 def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Divergence | None:
     """Return how the odd side diverged from the usual one; None if that cannot be known.
 
     On a tie neither is the odd one, so a call that only one of them makes is not reported as skipped by the other.
     """
+    rounds = _placed(past), _placed(usual), _placed(odd)
     if not odd.calls or not usual.calls:
-        return _left_loop(past, usual, odd)
+        return _left_loop(*rounds)
     found = (
         _by_calls(usual, odd)
         or _by_exception(usual, odd)
-        or _left_loop(past, usual, odd)
-        or _by_rounds(past, usual, odd)
+        or _left_loop(*rounds)
+        or _by_rounds(*rounds)
         or _by_source(usual, odd)
     )
     if tie and found is not None and found.kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED):
@@ -64,6 +69,11 @@ def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Diverg
         only = f"{upper(clause(one, 'makes'))} {_listed(found.calls)}, which {clause(other, 'does')} not make here."
         return replace(found, text=only)
     return found
+
+
+def _placed(part: T) -> T:
+    """Return a part whose keys include the places: a call that means the same elsewhere is no round of a loop."""
+    return replace(part, keys=[(key, call.location) for key, call in zip(part.keys, part.calls, strict=True)])
 
 
 def _listed(calls: Sequence[CallRecord]) -> str:
@@ -81,7 +91,8 @@ def _skipped(
     first, last, others = calls[0].sequence_number, calls[-1].sequence_number, ids_briefly(usual.replicas)
     what = f"{_kind_at(calls[0])}, which {others} made as #{first}"
     if len(calls) > 1:
-        what = f"{len(calls)} calls, from {_kind_at(calls[0])} on, which {others} made as #{first} to #{last}"
+        made = "made" if certain else "would make"  # they wait in the first
+        what = f"{len(calls)} calls, from {_kind_at(calls[0])} on, which {others} {made} as #{first} to #{last}"
     text = f"{upper(how + ids_briefly(odd.replicas))} skipped {what}{then}."
     return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 

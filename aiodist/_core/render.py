@@ -214,7 +214,7 @@ def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tup
     if replica.call is not None:
         return call or replica.call, replica.location
     if replica_id in index.unknown:
-        return "nothing is known of it", None
+        return "nothing is known", None
     if replica.state is ReplicaState.EXITED:
         value = "" if replica.returned in (None, "None") else f"{replica.returned} "
         return f"returned {value}{made}", replica.ended_at
@@ -237,7 +237,7 @@ def _rows(trouble: Collective, doing: _Doing) -> list[str]:
     ordered = sorted(by_row.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0]))
     rows = []
     for (mark, what, where), ids in ordered[:_MOST_PARTITIONS]:
-        devices = [trouble.reports[replica_id].device for replica_id in ids[:_MOST_DEVICES]]
+        devices = dict.fromkeys(trouble.reports[replica_id].device for replica_id in ids[:_MOST_DEVICES])
         device = ", ".join(devices) if len(ids) <= _MOST_DEVICES else count(len(ids), noun())
         rows.append((mark, ids_briefly(ids), device, what, where))
     rest = sum(len(ids) for _, ids in ordered[_MOST_PARTITIONS:])
@@ -457,6 +457,9 @@ def _advice(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one 
     one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
     if trouble.races:
         return [*trouble.races[:2], _RACE]
+    states = {trouble.reports[i].state for i in trouble.gone}
+    if reason is Reason.EXITED and states and ReplicaState.EXITED not in states:
+        return []  # the error or the cancellation is the cause
     if trouble.unmade_by or (trouble.number < 0 and reason is Reason.EXITED):
         return [_SAME_GROUP]
     if trouble.is_join and reason is Reason.EXITED:

@@ -278,7 +278,7 @@ def _together(waiters: Sequence[Waiter]) -> str:
     """Return tasks that wait alike as text: replicas by their ids, any other task with a count."""
     if waiters[0].member is not None:
         return ids_briefly(w.member.replica_id for w in waiters if w.member is not None)
-    return waiters[0].name if len(waiters) == 1 else f"{len(waiters)} times {waiters[0].name}"
+    return waiters[0].name if len(waiters) == 1 else f"{waiters[0].name} and {len(waiters) - 1} more like it"
 
 
 def _all_together(waiters: Sequence[Waiter]) -> str:

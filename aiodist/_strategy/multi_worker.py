@@ -311,6 +311,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     Raises:
         DeviceNotFoundError: this machine does not have a device.
         ImportError: a launcher has started several workers, and the library of their engine is not installed.
+        RuntimeError: the workers differ in ``order_check``, ``reduction`` or the version of aiodist, or the launcher,
+            the library and ``TF_CONFIG`` in their number.
         TypeError: an argument has the wrong type.
         ValueError: a device is misspelled or given twice; ``order_check`` or ``reduction`` is unknown; this process
             is not in the communicator.

@@ -8,7 +8,7 @@ from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiodist._tools.usage import Commands, Exit, UsageError, natural, positive
+from aiodist._tools.usage import Commands, Exit, UsageError, natural, positive, seconds
 
 if TYPE_CHECKING:
     from aiodist._checking.schedule import Schedule
@@ -54,7 +54,7 @@ def add_check(commands: Commands) -> None:
     option("--seed", type=natural, metavar="N", default=0, help=seed)
     option("--replay", type=_schedule, metavar="SCHEDULE", help="run only this order, as a failing check prints it")
     limit = "limit of each run, in real time (default: %(default)g)"
-    option("--timeout", type=float, metavar="SECONDS", default=300.0, help=limit)
+    option("--timeout", type=seconds, metavar="SECONDS", default=300.0, help=limit)
     option("--json", action="store_true", help="print the result as JSON; what TARGET prints goes to stderr")
     check.set_defaults(command=_run_check, hash_seed=_hash_seed)
 

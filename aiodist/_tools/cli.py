@@ -52,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         parser.parse_args(words[:end], arguments)
         is_check = "hash_seed" in arguments
-        if arguments.own and not is_check:
+        if "program" in arguments:
+            arguments.arguments += words[end:]  # `run` passes them on with the `--`
+        elif arguments.own and not is_check:
             parser.error(f"unexpected arguments: -- {' '.join(arguments.own)}")
         if argv is None and is_check:
             fix_hashes(arguments.hash_seed(arguments))

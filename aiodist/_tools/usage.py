@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, _SubParsersAction
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -51,3 +53,11 @@ def natural(text: str, least: int = 0) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < least:
         raise ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a duration in seconds."""
+    with suppress(ValueError):
+        if 0.0 < (value := float(text)) < math.inf:
+            return value
+    raise ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")

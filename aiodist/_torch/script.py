@@ -8,6 +8,7 @@ the script.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import json
 import os
@@ -24,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from aiodist._checking.check import SECONDS
 from aiodist._checking.explore import minimise
 from aiodist._checking.schedule import Change, Order, Schedule, default_order, other_orders, replayed
 from aiodist._core.errors import CollectiveError
@@ -41,6 +43,7 @@ if not hasattr(os, "fork"):
 _OWN = str(Path(__file__).parent)
 _PATIENCE_SECONDS = 15.0
 _LOOK_SECONDS = 0.005
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Request:
     ranks: int = 2
     seed: int = 0
     replay: Schedule | None = None
-    seconds: float = 300.0
+    seconds: float = SECONDS
     cpu: bool = False  # use the CPU in place of CUDA devices
 
 
@@ -102,6 +105,8 @@ class Checked:
         """Return the command that runs the same schedule again."""
         request = self.request
         words = ["aiodist", "check", "--ranks", str(request.ranks), request.script, *["--cpu"] * request.cpu]
+        if request.seconds != SECONDS:
+            words += ["--timeout", f"{request.seconds:g}"]
         words += ["--replay", self.outcome.schedule, *(["--", *request.arguments] if request.arguments else [])]
         return shlex.join(words)
 
@@ -180,6 +185,8 @@ def _flush() -> None:
 def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO[bytes]) -> None:
     """Run a script in this fork, and end it."""
     os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed parent cannot end it
     faulthandler.enable(all_threads=False)
     warnings.filterwarnings("ignore", "Attempted to get default timeout for nccl")
     if output is not None:

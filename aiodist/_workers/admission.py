@@ -101,7 +101,6 @@ class Listener:
             self._socket = socket.create_server(found[4][:2], family=found[0])
         except OSError as error:
             raise OSError(
-                error.errno,
                 f"worker 0 cannot listen at {host} ({error}); set AIODIST_CONTROL_ADDRESS there to a name or address "
                 "by which the other workers reach its machine",
             ) from error

@@ -50,7 +50,7 @@ def rendezvous(
             communicator = _wait_for(communicator_of(given, launched), worker)
         if given is None:
             check(communicator, launched)
-    hello = Hello.of_this_process(devices)
+    hello = Hello.of_this_process(devices, order_check, "ordered" if ordered else "fast")
     make = partial(Team, order_check=order_check, ordered=ordered)
     if not isinstance(communicator, SimulatedCommunicator):
         return communicator, _meet(communicator, hello, make)

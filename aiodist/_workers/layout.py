@@ -74,11 +74,14 @@ class Hello(NamedTuple):
     host: str  # its machine's name
     machine: str  # identifies its machine and container: workers with the same one can use loopback
     pid: int
+    order_check: str = "call_site"  # of its strategy, like `reduction`
+    reduction: str = "fast"
 
     @classmethod
-    def of_this_process(cls, devices: Sequence[str]) -> Hello:
+    def of_this_process(cls, devices: Sequence[str], order_check: str, reduction: str) -> Hello:
         """Return the introduction of this process."""
-        return cls(__version__, tuple(devices), platform.node(), this_machine(), os.getpid())
+        this = platform.node(), this_machine(), os.getpid()
+        return cls(__version__, tuple(devices), *this, order_check, reduction)
 
 
 @cache
@@ -95,11 +98,13 @@ def layout_of(hellos: Sequence[Hello]) -> Layout:
     """Return the layout of these workers, as worker 0 sees it.
 
     Raises:
-        RuntimeError: they have different versions of aiodist, whose messages may differ.
+        RuntimeError: they have different versions of aiodist, whose messages may differ, or different strategies.
     """
-    versions = [hello.version for hello in hellos]
-    if len(set(versions)) > 1:
-        raise RuntimeError(
-            f"the workers have different versions of aiodist: {', '.join(versions)}, by rank; install the same for all"
-        )
+    for what, values, advice in (
+        ("versions of aiodist", [hello.version for hello in hellos], "install the same for all"),
+        ("values of order_check", [hello.order_check for hello in hellos], "pass the same to all strategies"),
+        ("values of reduction", [hello.reduction for hello in hellos], "pass the same to all strategies"),
+    ):
+        if len(set(values)) > 1:
+            raise RuntimeError(f"the workers have different {what}: {', '.join(values)}, by rank; {advice}")
     return Layout(0, [hello.devices for hello in hellos], [hello.host for hello in hellos])

@@ -163,7 +163,16 @@ async def sleep_forever() -> None:
     await mirrored(2).run(anyio.sleep_forever)
 
 
-@pytest.mark.parametrize("main", [empty_queue_with_idle_threads, locks_in_opposite_order, sleep_forever])
+async def alike_child_tasks() -> None:
+    async def program() -> None:
+        await asyncio.gather(forever(), forever(), forever())
+
+    await mirrored(1).run(program)
+
+
+@pytest.mark.parametrize(
+    "main", [empty_queue_with_idle_threads, locks_in_opposite_order, sleep_forever, alike_child_tasks]
+)
 def test_deadlock_is_proved_and_reported(main: Main, update_golden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     error = result(main).error

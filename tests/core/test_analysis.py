@@ -190,3 +190,37 @@ def test_failure_outside_of_collectives_is_no_timeout() -> None:
     error = error_of(analyse(ledger.snapshot()))
     assert isinstance(error, IncompleteCollectiveError)
     assert error.report.reason is Reason.EXITED
+
+
+def test_replica_that_failed_gets_no_advice_on_when_to_stop() -> None:
+    ledger, here = Ledger([0, 1, 2]), Place("program.py", 1, 0, "train")
+    for member in ledger.root.members[:2]:
+        ledger.root.post(member, Call("barrier"), here, 0).waiters[member.position] = "task"
+    ledger.end(ledger.replicas[2], ReplicaState.FAILED)
+    report = analyse(ledger.snapshot())
+    assert (report.reason, report.suspects, report.advice) == (Reason.EXITED, (2,), ())
+
+
+def test_call_of_the_same_name_elsewhere_does_not_continue_a_loop() -> None:
+    ledger = Ledger([0, 1, 2])
+    named, (first, here, there) = Call("barrier", name="x"), (Place("a.py", line, 0, "train") for line in (1, 8, 9))
+    for _ in range(2):
+        *_, slot = [ledger.root.post(member, named, first, 0) for member in ledger.root.members]
+        ledger.root.complete(slot)
+    for member, call, at in zip(ledger.root.members, (named, named, Call("gather")), (here, here, there), strict=True):
+        ledger.root.post(member, call, at, 0).waiters[member.position] = "task"
+    report = analyse(ledger.snapshot())
+    assert (report.reason, report.suspects, report.divergence) == (Reason.KIND, (2,), None)
+
+
+def test_calls_that_others_have_yet_to_make_are_not_reported_as_made() -> None:
+    ledger = Ledger([0, 1, 2])
+    step = [(Call(f"kind {line}"), Place("a.py", line, 0, "train")) for line in range(4)]
+    for call, at in [*step, *step, step[0]]:
+        *_, slot = [ledger.root.post(member, call, at, 0) for member in ledger.root.members]
+        ledger.root.complete(slot)
+    for member, (call, at) in zip(ledger.root.members, (step[1], step[1], step[3]), strict=True):
+        ledger.root.post(member, call, at, 0).waiters[member.position] = "task"
+    divergence = analyse(ledger.snapshot()).divergence
+    assert divergence is not None
+    assert "which replicas 0 and 1 would make as #9 to #10" in divergence.text

@@ -190,6 +190,7 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, c
         ("program.py:train", "a replica function needs --replicas"),
         ("program.py:on_trio", "runs on an event loop that the target chose itself"),
         ("program.py:train --schedules 0", "--schedules: expected"),
+        ("program.py:train --timeout nan", "--timeout: expected a number of seconds above 0, got 'nan'"),
         ("program.py:train --replay 17-", "--replay: expected a schedule such as 0/17-,40:2"),
         ("program.py:train --replicas 2 -- epochs=3", "cannot be called with -- epochs=3"),
     ],

@@ -37,7 +37,7 @@ def jobs() -> Iterator[Jobs]:
 def test_exit_code_arguments_and_whole_lines_of_output_are_forwarded(
     jobs: Jobs, workers: int, program: list[str]
 ) -> None:
-    words = ["3", "-m", "two words", "it's", '"', "$HOME", "*"]
+    words = ["3", "-m", "--", "two words", "it's", '"', "$HOME", "*"]
     job = jobs.start(["-n", str(workers), *program, "ends", *words])
     assert job.end() == 3, job.output
     lines = [rf"worker \d+ of agent \d+ {re.escape(str(tuple(words)))}", "no newline"]

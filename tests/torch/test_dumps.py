@@ -170,6 +170,7 @@ def test_ranks_without_a_dump_are_named_and_not_blamed(tmp_path: Path) -> None:
         "collective #1 cannot be completed: ranks 0, 1 and 3 wait in it, and nothing is known of rank 2"
     )
     assert "There is no dump of rank 2." in found.notes
+    assert "\n> ranks 0 and 2  no dump " in explained(late(), tmp_path, without=(0, 2)).text
     unmatched = explained(never_sent(), tmp_path, without=(2,)).text
     assert "waits in recv(float32[3], src=2), and nothing is known of rank 2" in unmatched
 

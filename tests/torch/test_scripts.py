@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +22,7 @@ import pytest
 
 from aiodist._checking.schedule import Schedule
 from tests.project.paths import ROOT
-from tests.tools.command import run_command
+from tests.tools.command import environment, run_command
 
 if TYPE_CHECKING:
     from aiodist._torch.script import Checked
@@ -519,8 +521,10 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
 
 @pytest.mark.parametrize(("script", "how", "kind", "texts"), OTHERWISE.values(), ids=OTHERWISE)
 def test_other_end_is_reported(script: str, how: dict[str, Any], kind: str, texts: list[str], check: Check) -> None:
-    outcome = check(script, **how).outcome
+    checked = check(script, **how)
+    outcome = checked.outcome
     assert outcome.kind == kind
+    assert (" --timeout 0.3 " in checked.command()) == ("seconds" in how)
     assert re.search(".*".join(map(re.escape, texts)), outcome.text, re.DOTALL), outcome.text  # in this order
     assert outcome.text.count(texts[0]) == 1
     assert "aiodist/" not in outcome.text
@@ -564,6 +568,19 @@ def test_command_prints_the_report_and_writes_a_trace(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "ranks disagree at collective #1" in ended.stdout
     assert "20 B" in run_command("trace", "show", str(trace)).stdout
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_script_does_not_outlive_a_killed_command(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('begun', flush=True)\nwhile True: pass")
+    command = [sys.executable, "-m", "aiodist", "check", "--ranks", "2", str(script)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.kill()
+        process.stdout.read()  # which ends when no process can write any more
 
 
 def test_pages_show_the_report_on_their_example(server: Connection) -> None:

@@ -130,7 +130,7 @@ async def test_listener_uses_one_interface_and_loopback_if_all_workers_are_on_on
 
 def test_listener_at_an_address_of_another_machine_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "192.0.2.7")
-    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS"):
+    with pytest.raises(OSError, match=r"^worker 0 cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS"):
         Listener(hellos("one", "other"))
 
 
@@ -148,11 +148,19 @@ def test_limit_of_open_files_is_raised_as_far_as_needed_and_permitted(
     assert limits == ([] if most is None else [(most, hard)])
 
 
-def test_workers_with_different_versions_of_aiodist_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"version": "2.0"}, "different versions of aiodist: 1, 2.0, 1, by rank"),
+        ({"order_check": "signature"}, "different values of order_check: call_site, signature, call_site, by rank"),
+        ({"reduction": "ordered"}, "different values of reduction: fast, ordered, fast, by rank"),
+    ],
+)
+def test_workers_that_differ_are_refused(other: dict[str, Any], message: str) -> None:
     introduced = hellos("a", "a", "a")
     assert layout_of(introduced).replicas == 3
-    introduced[1] = introduced[1]._replace(version="2.0")
-    with pytest.raises(RuntimeError, match=r"different versions of aiodist: 1, 2\.0, 1, by rank"):
+    introduced[1] = introduced[1]._replace(**other)
+    with pytest.raises(RuntimeError, match=re.escape(message)):
         layout_of(introduced)
 
 
