@@ -216,6 +216,16 @@ async def test_report_says_what_each_replica_does_and_where() -> None:
     assert "aiodist" not in {place.function for place in one.stack}
 
 
+async def test_callers_of_a_call_in_a_task_do_not_include_the_task_group() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(diverge, ctx)
+
+    text = str(await error_of(program))
+    assert "await usual(ctx)" in text
+    assert "anyio" not in text
+
+
 async def test_history_keeps_the_last_calls_and_is_shared_in_json() -> None:
     async def program(ctx: ReplicaContext) -> None:
         for _ in range(HISTORY + 10):
