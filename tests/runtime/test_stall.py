@@ -374,6 +374,19 @@ def lock_across_a_barrier(_: Beside) -> Program:
     return program
 
 
+def locks_crossed(_: Beside) -> Program:
+    """Return a program without collectives, in which two replicas take two locks in opposite order."""
+    locks = [anyio.Lock(), anyio.Lock()]
+
+    async def program(_: ReplicaContext) -> None:
+        async with locks[replica()]:
+            await turns(5)
+            async with locks[1 - replica()]:
+                pass
+
+    return program
+
+
 def child_tasks_crossed(beside: Beside) -> Program:
     """Return a program in which the replicas' child tasks use two groups in opposite order."""
 
@@ -418,6 +431,7 @@ def lock_of_a_child_task(beside: Beside) -> Program:
     ("program", "replicas", "reason", "suspects"),
     [
         (lock_across_a_barrier, 3, "deadlock", (1, 2)),  # those that wait outside of the collective
+        (locks_crossed, 2, "deadlock", (0, 1)),
         (child_tasks_crossed, 2, "cycle", (0, 1)),
         (lock_of_a_child_task, 2, "deadlock", (0,)),
     ],
