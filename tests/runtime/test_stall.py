@@ -158,6 +158,19 @@ async def test_what_tasks_wait_for(library: str, anyio_backend_name: str) -> Non
     await look_at(program, check, len(ways))
 
 
+async def test_child_tasks_that_wait_alike_share_a_line() -> None:
+    async def program(_: ReplicaContext) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sleeper)
+
+    def check(graph: WaitGraph) -> None:
+        (line,) = (line for line in lines_of(graph) if line.endswith("sleep(1000)"))
+        assert line.startswith("replicas 0-2's tasks of sleeper() at ")
+        assert line.endswith(" wait for anyio.sleep(1000)")
+
+    await look_at(program, check, 3)
+
+
 async def test_work_in_a_thread_is_named() -> None:
     go_on = threading.Event()
 
