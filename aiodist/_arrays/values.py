@@ -13,7 +13,7 @@ import numpy as np
 
 from aiodist._arrays import nests
 from aiodist._arrays.host import Array, check_unmasked, is_foreign
-from aiodist._core.text import ids_briefly
+from aiodist._core.text import count, ids_briefly
 
 T = TypeVar("T")
 _MOST_SHOWN = 20
@@ -118,10 +118,11 @@ def _formatted(component: Any, spec: str) -> str:
 
 
 def _refuse(value: DistributedValues[Any], *_: object, **__: object) -> NoReturn:
+    components = count(len(value.values), "component")
     raise TypeError(
-        f"a {type(value).__name__} of {len(value.values)} components is not one array; pass it to strategy.run as an "
-        "argument, combine it with `await strategy.reduce(op, value, axis)` or `await strategy.gather(value, axis)`, "
-        "or look at its components: value.values"
+        f"a {type(value).__name__} of {components} is not one array; pass it to strategy.run as an argument, combine "
+        "it with `await strategy.reduce(op, value, axis)` or `await strategy.gather(value, axis)`, or look at its "
+        "components: value.values"
     )
 
 

@@ -87,7 +87,8 @@ def _place(file: str, code: CodeType, offset: int) -> Place:  # code objects of 
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120  (quicker to import)
 _STANDARD = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
 _PROGRAMS = ("_demos", "_tools")
-_LOOPS = tuple(f"{os.sep}{name}" for name in ("asyncio/", "anyio/", "trio/", "uvloop/", "contextlib.py"))
+_OF_ASYNCIO = (f"{_STANDARD}asyncio{os.sep}", f"{_STANDARD}contextlib.py")
+_LOOPS = tuple(f"-packages{os.sep}{name}{os.sep}" for name in ("anyio", "trio", "uvloop"))  # site-, or Debian's dist-
 
 
 @lru_cache(maxsize=4096)
@@ -95,7 +96,7 @@ def is_of_the_program(file: str) -> bool:
     """Return whether a file belongs to the program, not to aiodist or an event loop."""
     if file.startswith(_OWN):
         return file.removeprefix(_OWN).startswith(_PROGRAMS)
-    return not (file.startswith(_STANDARD) and any(name in file for name in _LOOPS))
+    return not (file.startswith(_OF_ASYNCIO) or any(name in file for name in _LOOPS))
 
 
 class Function(NamedTuple):

@@ -507,7 +507,7 @@ def _by_calls(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reaso
             return (
                 "A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."
             )
-        case Reason.ABANDONED if calls and ", inside `" in cancellations:
+        case Reason.ABANDONED if calls and ", inside `" in cancellations and "CancelScope()`" not in cancellations:
             return _TIME_LIMIT
         case Reason.TIMEOUT if trouble.merges and not trouble.missing:
             return "The merge function runs in a task of its own: look at what it awaits."

@@ -319,10 +319,11 @@ class Collective:
     def races(self) -> tuple[str, ...]:
         """Sentences on the tasks in which differing replicas make their calls, if these tasks race.
 
-        A replica's own task races with a child task that it does not wait for.
+        A replica's own task races with a child task that it does not wait for. A single child task that it waits for
+        does not race.
         """
         calls_in = []
-        children, awaits = 0, False
+        children, awaits, single = 0, False, True
         for replica_id, post in ((each.replicas[0], each.post) for each in self.partitions[:2]):
             replica, known = self.reports[replica_id], self.index.facts[replica_id]
             if replica.location is None or not replica.stack:
@@ -335,8 +336,10 @@ class Collective:
             if tasks and not own:
                 children += 1
             calls_in.append((f"its own task ({place(replica.location)})" if own else tasks[0], replica_id))
-            awaits = awaits or "task" in (known.waits_for or "")
-        if len(self.partitions) < 2 or not children or (children == 1 and awaits):
+            awaited = "task" in (known.waits_for or "")
+            awaits = awaits or awaited
+            single = single and awaited and len(known.child_calls) == 1
+        if len(self.partitions) < 2 or not children or (children == 1 and awaits) or single:
             return ()
         by_task = sorted((ids, task) for task, ids in ids_by_value(calls_in).items())
         return tuple(f"{upper(clause(ids, 'calls'))} in {task}." for ids, task in by_task)

@@ -21,7 +21,8 @@ from aiodist._runtime.suspension import current_task
 _FAILURES = ("_errors", "_exceptions", "_pending_excs")
 """Where the task groups of asyncio and anyio, and trio's nurseries, keep what their tasks have raised."""
 
-_BY_TASK = re.compile(r" by <Task .*?name='([^']*)'")
+_BY_TASK = re.compile(r"(?: by|^cancelled due to explicit.* from task) <Task (?:[^']*name=)?'([^']*)'")
+"""What anyio and trio note in a cancellation about the task that cancelled the scope."""
 
 
 def why_cancelled() -> str:
@@ -30,10 +31,8 @@ def why_cancelled() -> str:
         failed = next((error for error in _failures_of(group) if isinstance(error, Exception)), None)
         if failed is not None:
             return f"its sibling task failed with {_described(failed)}"
-    cancellation = sys.exception()
-    found = _BY_TASK.search(str(cancellation))
-    by = getattr(cancellation, "source_task", None) or (found[1] if found else "")  # what trio and anyio note
-    name = by.rpartition(".")[2]
+    found = _BY_TASK.search(str(sys.exception()))
+    name = found[1].rpartition(".")[2] if found else ""
     task = current_task()
     own = getattr(task, "name", "") or (task.get_name() if hasattr(task, "get_name") else "")
     return f"the task {name!r} cancelled its scope" if name and name != own.rpartition(".")[2] else ""

@@ -206,7 +206,9 @@ class WaitGraph:
 
     def _clause(self, waiter: Waiter) -> tuple[str, ...]:
         clause = f"{waiter.suspension.text}{waiter.where}{self._whom(waiter)}"
-        return (clause,) if waiter.member is not None else (clause, waiter.name)
+        if waiter.member is not None:
+            return (clause,)
+        return clause, task_text(waiter.task) if waiter.merging is None else waiter.name
 
     def _whom(self, waiter: Waiter) -> str:
         enders = self.enders[waiter]
@@ -275,9 +277,12 @@ def _conjugated(clause: str, number: int) -> str:
 
 
 def _together(waiters: Sequence[Waiter]) -> str:
-    """Return tasks that wait alike as text: replicas by their ids, any other task with a count."""
+    """Return tasks that wait alike as text: replicas and their child tasks by ids, any other task with a count."""
     if waiters[0].member is not None:
         return ids_briefly(w.member.replica_id for w in waiters if w.member is not None)
+    parents = {w.replica.id for w in waiters if w.replica is not None}
+    if len(parents) > 1:
+        return f"{ids_briefly(parents)}'s {task_text(waiters[0].task).removeprefix('the ').replace('task', 'tasks', 1)}"
     return waiters[0].name if len(waiters) == 1 else f"{waiters[0].name} and {len(waiters) - 1} more like it"
 
 

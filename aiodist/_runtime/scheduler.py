@@ -540,9 +540,11 @@ class Run:
         seen = tuple(sorted(certain)) if shows_timers else self.ledger.progress()
         if seen != self._seen:
             self._seen, self._seen_since = seen, now
-        alone = certain.issuperset(replica.id for replica in self.ledger.replicas if replica.end is None)
-        delay = 0.0 if alone else _SETTLE_SECONDS
+        delay = 0.0 if self._are_all_left(certain) else _SETTLE_SECONDS
         return now - self._seen_since >= (delay if shows_timers else PROOF_SECONDS)
+
+    def _are_all_left(self, certain: set[int]) -> bool:
+        return certain.issuperset(replica.id for replica in self.ledger.replicas if replica.end is None)
 
     def deadlocked_replicas(self) -> set[int]:
         """Return the ids of local replicas that are certain to wait only for other replicas."""
@@ -556,7 +558,7 @@ class Run:
             return
         certain = self.deadlocked_replicas()
         waiting = {m.replica_id for slot in self.ledger.open_slots() for m in slot.group.members if m.has_posted(slot)}
-        if certain & waiting:
+        if certain & waiting or (certain and self._are_all_left(certain)):
             self._end_by_deadlock(certain)
 
     def _end_by_deadlock(self, certain: set[int]) -> None:

@@ -109,13 +109,11 @@ class StallWatch:
         inspects = still >= seen.inspect_after
         if run.threads.under_way or not (warns or inspects):
             return
-        slot = next((slot for slot in run.ledger.open_slots() if slot.has_waiters()), None)
-        if slot is None:
-            return
         if inspects:
             seen.inspect_after = 2 * still  # less and less often
             run.look_for_deadlock()
-        if warns and not run.closed:
+        slot = next((slot for slot in run.ledger.open_slots() if slot.has_waiters()), None)
+        if warns and slot is not None and not run.closed:
             seen.warned = True
             seen.context.run(_warn, run, slot, still)
 

@@ -108,6 +108,8 @@ def _as_array(what: str, value: Any) -> Array:
     check_unmasked(value, "for a variable")
     foreign = host_type_of(value)
     array = np.asarray(value if foreign is None else foreign.view(value))
+    if array.dtype == object and isinstance(value, int):
+        raise OverflowError(f"{what} expects ints of at most 64 bits, got {reprlib.repr(value)}")
     if array.dtype.kind not in _KIND_RANKS:
         raise TypeError(f"{what} expects an array of numbers, or a number, got {array.dtype}: {reprlib.repr(value)}")
     return array

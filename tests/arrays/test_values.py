@@ -91,6 +91,8 @@ def test_use_as_one_array_is_refused(kind: Any) -> None:
     for use in USES:
         with pytest.raises(TypeError, match=HELP):
             use(kind([np.ones(2), np.ones(2)]))
+    with pytest.raises(TypeError, match="of 1 component is not one array"):
+        np.asarray(kind([1]))
 
 
 # regroup

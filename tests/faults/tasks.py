@@ -308,7 +308,7 @@ async def sibling_fails_in_a_task_group_of_anyio(ctx: ReplicaContext, over: anyi
                 await ctx.all_reduce("SUM", LOSS)  # named
 
 
-@abandoned(says="cancelled its scope", shared=anyio.Event)
+@abandoned(says="'cancel' cancelled its scope", shared=anyio.Event)
 async def scope_cancelled_by_a_sibling(ctx: ReplicaContext, over: anyio.Event) -> None:
     async with replica_0_comes_late(ctx, over), anyio.create_task_group() as tasks:
         if odd(ctx):

@@ -40,7 +40,7 @@ from tests.faults.test_faults import program_of
 from tests.project.paths import ROOT
 from tests.runtime import golden_programs as programs
 from tests.runtime.divergences import DIVERGENCES, X, diverging, zeros
-from tests.runtime.programs import Program, Relay, check_golden, error_of, mirrored, replica, run
+from tests.runtime.programs import Program, Relay, check_golden, error_of, mirrored, replica, run, turns
 
 pytestmark = pytest.mark.anyio
 GOLDEN = Path(__file__).parent / "golden"
@@ -214,6 +214,30 @@ async def test_report_says_what_each_replica_does_and_where() -> None:
     own = [(place.line, place.function) for place in one.stack if place.file == __file__]
     assert own == [(line_of("the divergence"), "program"), (line_of("the odd call"), "diverge")]
     assert "aiodist" not in {place.function for place in one.stack}
+
+
+async def test_callers_of_a_call_in_a_task_do_not_include_the_task_group() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(diverge, ctx)
+
+    text = str(await error_of(program))
+    assert "await usual(ctx)" in text
+    assert "anyio" not in text
+
+
+async def test_scope_without_a_deadline_is_not_called_a_time_limit() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if replica() == 2:
+            await turns()
+        with anyio.CancelScope() as scope:
+            if replica() == 1:
+                scope.cancel()
+            await ctx.barrier()
+
+    text = str(await error_of(program))
+    assert "`anyio.CancelScope()`" in text
+    assert "time limit" not in text
 
 
 async def test_history_keeps_the_last_calls_and_is_shared_in_json() -> None:

@@ -158,6 +158,19 @@ async def test_what_tasks_wait_for(library: str, anyio_backend_name: str) -> Non
     await look_at(program, check, len(ways))
 
 
+async def test_child_tasks_that_wait_alike_share_a_line() -> None:
+    async def program(_: ReplicaContext) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sleeper)
+
+    def check(graph: WaitGraph) -> None:
+        (line,) = (line for line in lines_of(graph) if line.endswith("sleep(1000)"))
+        assert line.startswith("replicas 0-2's tasks of sleeper() at ")
+        assert line.endswith(" wait for anyio.sleep(1000)")
+
+    await look_at(program, check, 3)
+
+
 async def test_work_in_a_thread_is_named() -> None:
     go_on = threading.Event()
 
@@ -374,6 +387,19 @@ def lock_across_a_barrier(_: Beside) -> Program:
     return program
 
 
+def locks_crossed(_: Beside) -> Program:
+    """Return a program without collectives, in which two replicas take two locks in opposite order."""
+    locks = [anyio.Lock(), anyio.Lock()]
+
+    async def program(_: ReplicaContext) -> None:
+        async with locks[replica()]:
+            await turns(5)
+            async with locks[1 - replica()]:
+                pass
+
+    return program
+
+
 def child_tasks_crossed(beside: Beside) -> Program:
     """Return a program in which the replicas' child tasks use two groups in opposite order."""
 
@@ -418,6 +444,7 @@ def lock_of_a_child_task(beside: Beside) -> Program:
     ("program", "replicas", "reason", "suspects"),
     [
         (lock_across_a_barrier, 3, "deadlock", (1, 2)),  # those that wait outside of the collective
+        (locks_crossed, 2, "deadlock", (0, 1)),
         (child_tasks_crossed, 2, "cycle", (0, 1)),
         (lock_of_a_child_task, 2, "deadlock", (0,)),
     ],

@@ -176,6 +176,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (assigned(np.zeros(2, np.float32), [1j, 0]), TypeError, "fit float32, got complex128"),
     (assigned(np.uint8(0), 256), OverflowError, "256"),
     (assigned(np.int8(0), 2**63), OverflowError, "too large"),
+    (assigned(np.int8(0), 2**64), OverflowError, "at most 64 bits"),
     (assigned(np.uint8(0), np.int64(1)), TypeError, "fit uint8, got int64"),
     (assigned(0.0, both(1.0, 2.0)), ValueError, "'w' would get different values: replica 1's is not replica 0's"),
     (lambda s: under(s, 1.0, synchronization="on_read").read_value(), ValueError, "aggregation NONE"),
