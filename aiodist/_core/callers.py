@@ -6,14 +6,13 @@ replicas have come through the same callers, each equally often, but in differen
 caller, and the nearest two.
 
 For each place and replica the check keeps the sum of the hashes of its callers, less that of the first replica. When
-the sums return to what they were some calls ago, the calls in between were made in another order. A call that all
+the sums return to what they were before some call, the calls since then were made in another order. A call that all
 replicas reach through the same callers does not change the sums, so it costs hardly anything.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeAlias
 
 from aiodist._core.call import Place, Post
@@ -21,35 +20,47 @@ from aiodist._core.call import Place, Post
 Callers: TypeAlias = tuple[Place, ...]
 
 _DEPTHS = (1, 2)
-_MOST_CALLS = 64
+_MOST_CALLS = 256
 
 
 class CallerOrder:
-    """A memory of those calls of a group that replicas reached through different callers."""
+    """A memory of the calls that participants have reached in different ways."""
 
     def __init__(self) -> None:
         self._sums: dict[Hashable, list[int]] = {}
-        self._earlier: dict[Hashable, deque[int]] = {}
+        self._calls: dict[Hashable, dict[int, int]] = {}  # the last calls' numbers, by a hash of the sums before each
 
-    def note(self, first: Post, others: Mapping[int, Post], members: int) -> bool:
-        """Note a call that all have made, with the differing posts by position; return whether it is in order."""
-        noted = [self._note(first, others, members, depth) for depth in _DEPTHS]  # every depth must be noted
-        return all(noted)
+    def note(self, number: int, ways: Iterable[Sequence[Hashable]], place: Hashable = None) -> int | None:
+        """Note a call at a place that all participants have made, by its number and how each has reached it.
 
-    def _note(self, first: Post, others: Mapping[int, Post], members: int, depth: int) -> bool:
-        hashes = [hash(_key(_callers(first, depth)))] * members
-        for position, post in others.items():
-            hashes[position] = hash(_key(_callers(post, depth)))
+        A way has several aspects; in each of them, the ways of different participants are compared.
+
+        Returns:
+            The number of the first of the calls that they have made in another order; None if there are none.
+        """
+        aspects = enumerate(zip(*ways, strict=True))
+        found = [self._note((place, index), number, list(map(_hash, column))) for index, column in aspects]
+        return max((first for first in found if first is not None), default=None)
+
+    def _note(self, key: Hashable, number: int, hashes: Sequence[int]) -> int | None:
         if len(set(hashes)) == 1:
-            return True
-        place = depth, first.path[0][:3]
-        sums = self._sums.get(place, [0] * members)
-        earlier = self._earlier.setdefault(place, deque([hash(tuple(sums))], _MOST_CALLS))
-        self._sums[place] = [total + one - hashes[0] for total, one in zip(sums, hashes, strict=True)]
-        now = hash(tuple(self._sums[place]))
-        in_order = now not in earlier
-        earlier.append(now)
-        return in_order
+            return None
+        sums, calls = self._sums.get(key, [0] * len(hashes)), self._calls.setdefault(key, {})
+        calls[hash(tuple(sums))] = number
+        if len(calls) > _MOST_CALLS:
+            del calls[next(iter(calls))]
+        self._sums[key] = [total + one - hashes[0] for total, one in zip(sums, hashes, strict=True)]
+        return calls.get(hash(tuple(self._sums[key])))
+
+
+def _hash(way: Hashable) -> int:
+    """Return a hash whose sums tell ways apart. That of a tuple is nearly a sum of its items' itself."""
+    return hash(str(hash(way)))
+
+
+def nearest_callers(post: Post) -> list[Hashable]:
+    """Return what tells the nearest caller of a post from others, and the nearest two."""
+    return [_key(_callers(post, depth)) for depth in _DEPTHS]
 
 
 def callers_in_another_order(
@@ -58,22 +69,22 @@ def callers_in_another_order(
     """Return the callers through which each replica reached the last calls at a place, if their order differs.
 
     Args:
-        calls: the numbers of the calls, newest first, with the posts and the replicas that made them.
+        calls: the numbers of the calls, newest last, with the posts and the replicas that made them.
 
     Returns:
-        By replica, the numbers and callers of the calls, oldest first.
+        By replica, the numbers and callers of the calls that replicas reached through different callers.
     """
     for depth in _DEPTHS:
-        found: dict[int, tuple[tuple[int, Callers], ...]] = {}
-        for count, (number, posts) in enumerate(calls[:_MOST_CALLS]):
-            if count == 0 and len({_key(_callers(post, depth)) for post, _ in posts}) == 1:
-                break
-            for post, replicas in posts:
-                for replica_id in replicas:
-                    found[replica_id] = ((number, _callers(post, depth)), *found.get(replica_id, ()))
-            orders = set(found.values())
-            if count and len({frozenset(Counter(_key(each) for _, each in order).items()) for order in orders}) == 1:
-                return found
+        order, first, differing = CallerOrder(), None, []
+        for number, posts in calls:
+            first = None
+            if len({_key(_callers(post, depth)) for post, _ in posts}) > 1:
+                callers = {replica_id: _callers(post, depth) for post, replicas in posts for replica_id in replicas}
+                first = order.note(number, [[_key(callers[replica_id])] for replica_id in sorted(callers)])
+                differing.append((number, callers))
+        if first is not None:
+            found = [(number, callers) for number, callers in differing if number >= first]
+            return {each: tuple((number, callers[each]) for number, callers in found) for each in found[0][1]}
     return {}
 
 

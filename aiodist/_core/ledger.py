@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakSet
 
 from aiodist._core.call import Call, OrderCheck, Post, difference, is_of_the_program, place
-from aiodist._core.callers import CallerOrder
+from aiodist._core.callers import CallerOrder, nearest_callers
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.terms import ReplicaState
 from aiodist._core.text import group_label
@@ -206,7 +206,7 @@ class Group:
         self.failed: list[Slot] = []  # those that completed with an error before they were matched
         self._first_gone = _NEVER  # the lowest number that a member never posts, because it has ended or joined
         self._unsettled: set[int] | None = None
-        self._callers: CallerOrder | None = None
+        self._callers = CallerOrder()
         for member in self.members:
             member.replica.members.add(member)
 
@@ -280,10 +280,11 @@ class Group:
         """Return False if replicas have now come through the same callers in different orders."""
         if slot.call.name is not None or self.ledger.order_check is not OrderCheck.CALL_SITE or slot.absent:
             return True
-        if self._callers is None:
-            self._callers = CallerOrder()
-        others = {position: post_of(post) for position, post in (slot.others or {}).items()}
-        return self._callers.note(slot.first, others, len(self.members))
+        usual, others = nearest_callers(slot.first), slot.others or {}
+        differing = {position: nearest_callers(post_of(post)) for position, post in others.items()}
+        ways = (differing.get(member.position, usual) for member in self.members)
+        first = self._callers.note(slot.number, ways, slot.first.path[0][:3])
+        return first is None or slot.number - first >= HISTORY  # longer ago than a report could show
 
     def _match(self, slot: Slot) -> None:
         slot.matched = True

@@ -187,14 +187,13 @@ class Collective:
         return [Posted(tuple(sorted(ids)), post_of[min(ids)], order) for order, ids in by_order.items()]
 
     def _calls_here(self) -> Iterator[SlotRecord]:
-        """Yield the calls at its place that all members have made, newest first, beginning with itself."""
+        """Yield the calls at its place, without a name, that all members have made, ending with itself."""
         here = self.slot.posts[0][0].path[0][:3]
-        open_before = (each for each in reversed(self.group.open) if 0 <= each.number <= self.number)
-        for each in (*open_before, *reversed(self.group.history)):
-            if each.posts[0][0].path[0][:3] == here:
-                if sum(len(ids) for _, ids in each.posts) < len(self.group.key[0]):
-                    return
-                yield each
+        for each in (*self.group.history, *(slot for slot in self.group.open if slot.number <= self.number)):
+            if sum(len(ids) for _, ids in each.posts) == len(self.group.key[0]):
+                post, _ = each.posts[0]
+                if post.path[0][:3] == here and post.call.name is None:
+                    yield each
 
     # What the replicas do.
 

@@ -127,9 +127,9 @@ class Job:
         return slot  # type: ignore[no-any-return]
 
     def _complete(self, slot: Collective) -> None:
-        swapped = self._swapped.note(slot)
-        if swapped:
-            self._fail(slot, swapped)
+        first = self._swapped.first(slot)
+        if first is not None:
+            self._fail(slot, first)
             self._raise_error()
         root = 0 if slot.call.source is None else slot.group.key[0].index(slot.call.source)
         try:
@@ -224,14 +224,14 @@ class Job:
         else:
             self._fail()
 
-    def _fail(self, slot: Collective | None = None, swapped: int = 0) -> None:
-        """Find out why the job cannot continue; if that is known, ``slot`` is the last of some swapped calls."""
+    def _fail(self, slot: Collective | None = None, first: int = 0) -> None:
+        """Find out why the job cannot continue; if calls are swapped, these are those from ``first`` to ``slot``."""
         waiting, elsewhere = self.ledger.stuck(), self._waits_elsewhere
         snapshot = self.ledger.snapshot(
             self.facts(), blocked=tuple(sorted(waiting)), deadlocked=tuple(sorted({*waiting, *elsewhere})),
             cycle_text="; ".join(f"rank {rank} {what}" for rank, what in sorted(elsewhere.items())),
         )  # fmt: skip
-        self.error = error_of(report_on(snapshot if slot is None else only_swapped(snapshot, slot, swapped)))
+        self.error = error_of(report_on(snapshot if slot is None else only_swapped(snapshot, slot, first)))
         self.observer.reported(self, self.error)
         self.ranks.wake()
 
