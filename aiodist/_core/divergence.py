@@ -142,16 +142,25 @@ def reached_in_another_order(
 
 def _left_loop(past: Past, usual: Side, odd: Side) -> Divergence | None:
     for inside, left in ((usual, odd), (odd, usual)):
-        fork = _fork(inside, left)
-        if fork is None or not inside.keys or inside.keys[0] not in past.keys:
-            continue
-        here, there = fork
-        line = source.loop_left(here.file, here.line, there.line)
-        if line is not None:
-            loop = here._replace(line=line)
+        way = _way_out(inside, left) if inside.keys and inside.keys[0] in past.keys else None
+        if way is not None:
+            loop, there = way
             extra = _extra_call(past, inside, left, loop, there)
             return extra or _uneven(past, inside, left, loop, None if left is usual else there)
     return None
+
+
+def _way_out(inside: Side, left: Side) -> tuple[Location, Location] | None:
+    """Return the loop that only one side is in, and where the other has gone; None if there is no such loop."""
+    fork = _fork(inside, left)
+    loop = None if fork is None else source.loop_left(*fork)
+    return None if fork is None or loop is None else (loop, fork[1])
+
+
+def left_by_exception(usual: Side, odd: Side) -> bool:
+    """Return whether an exception may have ended the loop that the odd side has left."""
+    way = _way_out(usual, odd)
+    return way is not None and source.handler_between(*way) is not None
 
 
 def _extra_call(past: Past, inside: Side, left: Side, loop: Location, there: Location) -> Divergence | None:
@@ -159,11 +168,10 @@ def _extra_call(past: Past, inside: Side, left: Side, loop: Location, there: Loc
 
     This is possible if the call is under a condition, in a loop around both, and was never made before.
     """
-    if not left.calls or left.keys[0] in past.keys or not source.is_in_one_loop(loop.file, loop.line, there.line):
+    if not left.calls or left.keys[0] in past.keys or not source.is_in_one_loop(loop, there):
         return None
     call = left.calls[0]
-    lines = ((at, source.condition_of(at.file, at.line)) for at in (call.location, there))
-    under = next((at._replace(line=line) for at, line in lines if line is not None), None)
+    under = source.condition_of(call.location) or source.condition_of(there)
     if under is None or (under.file == loop.file and under.line <= loop.line):
         return None
     made = f"made a call that {clause(inside.replicas, 'does')} not have: {_listed([call])}, under {_code_at(under)}"
@@ -188,18 +196,15 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Locat
     return Divergence(DivergenceKind.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
 
 
-CAUGHT = "; an exception may have ended it, caught by"
-
-
 def _ways_out(loop: Location, outside: Location) -> str:
     """Return what may have ended a loop or a round early: an exception, or a condition checked in every round."""
-    caught = source.catches(loop.file, loop.line, outside.line)
-    if caught is not None:
-        return f"{CAUGHT} {_code_at(loop._replace(line=caught))}"
+    handler = source.handler_between(loop, outside)
+    if handler is not None:
+        return f"; an exception may have ended it, caught by {_code_at(handler)}"
     found = [
-        f"a {word} under {_code_at(loop._replace(line=line))}"
-        for word, lines in source.conditions_in(loop.file, loop.line).items()
-        for line in lines[:_MOST_BREAKS]
+        f"a {word} under {_code_at(condition)}"
+        for word, conditions in source.conditions_in(loop).items()
+        for condition in conditions[:_MOST_BREAKS]
     ]
     return f", which has {' and '.join(found)}" if found else ""
 
@@ -267,11 +272,11 @@ def _by_source(usual: Side, odd: Side) -> Divergence | None:
         return None
     here, there = fork
     if (here, there) == (odd.calls[0].location, usual.calls[0].location):
-        if source.is_optional(here.file, here.line, there.line):
+        if source.is_optional(here, there):
             call = odd.calls[0]
             more = f"made 1 more call: {_listed([call])}, in a branch on the way to {place(there)}"
             return _added(usual, odd, [call], more)
-        if source.is_optional(here.file, there.line, here.line):
+        if source.is_optional(there, here):
             return _skipped(usual, odd, usual.calls[:1], certain=False)
     line = branch_line(usual, odd)
     if line is None:
@@ -285,10 +290,9 @@ def branch_line(usual: Side, odd: Side) -> str | None:
     if fork is None:
         return None
     here, there = fork
-    line = source.branch_between(here.file, here.line, there.line)
-    if line is None or line in (here.line, there.line):  # one of them ended at the branch itself
+    common = source.branch_between(here, there)
+    if common is None or common in (here, there):  # one of them ended at the branch itself
         return None
-    common = here._replace(line=line)
     first, second = (odd.replicas, here), (usual.replicas, there)
     if len(odd.replicas) == len(usual.replicas):
         first, second = sorted([first, second])

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from aiodist._core import source
 from aiodist._core.call import LEAF, Call, Function, Post, compare, leaf_text
-from aiodist._core.divergence import CAUGHT, branch_line, diff
+from aiodist._core.divergence import branch_line, diff, left_by_exception
 from aiodist._core.report import DivergenceKind, ReplicaReport
 from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import (
@@ -463,14 +463,14 @@ def _advice(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one 
         return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
     if trouble.number < 0 and reason is Reason.CALL_SITE:
         return ["Every member must make the group at the same place, or give the group the same name."]
-    if divergence is not None and kind is DivergenceKind.LEFT_LOOP:
-        return _UNEVEN_BY_FAILURE if CAUGHT in divergence.text else _UNEVEN
+    if trouble.sides and kind is DivergenceKind.LEFT_LOOP:
+        return _UNEVEN_BY_FAILURE if left_by_exception(*trouble.sides) else _UNEVEN
     if kind is DivergenceKind.SWAPPED:
         return ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
     if any(side.handles for side in sides):
         return ["Let an exception end the run, or do what follows it on every replica: reduce whether one has failed."]
     of_one_line = (one_more_or_less or reason is Reason.NAME) and _on_one_line(trouble)
-    if of_one_line and any(source.is_in_loop(at.file, at.line) for side in sides[:1] for at in side.path):
+    if of_one_line and any(source.is_in_loop(at) for side in sides[:1] for at in side.path):
         return [_ITEMS]
     if kind is not None and reason in _BRANCHED:
         return _CONDITION
