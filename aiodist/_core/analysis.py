@@ -39,10 +39,7 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
     if snapshot.deadlocked:
         return _deadlock(index)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
-    report = _report(Collective(index, group, group.open[0] if group.open else NO_SLOT))
-    # If a replica's own error has ended the run, nothing was late: the others lack the replica that failed.
-    failed = any(each.end is ReplicaState.FAILED for each in snapshot.replicas)
-    return replace(report, reason=Reason.EXITED) if failed else report
+    return _report(Collective(index, group, group.open[0] if group.open else NO_SLOT))
 
 
 def _order(group: GroupRecord) -> tuple[Any, ...]:

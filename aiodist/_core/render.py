@@ -126,14 +126,14 @@ def _groups_differ(steps: Sequence[Step], unmade: Sequence[tuple[Collective, Ste
 def _headline(trouble: Collective) -> str:
     collective = _collective(trouble)
     match trouble.reason:
-        case Reason.EXITED:
+        case Reason.EXITED if trouble.exited:
             without = f"making {trouble.label}" if trouble.number < 0 else collective
             return f"{_ids(trouble.exited)} ended without {without}, which {_what_others_do(trouble)}"
         case Reason.ABANDONED:
             return f"{_clause(trouble.abandoned, 'was')} cancelled out of {collective} before it was complete"
         case Reason.UNMATCHED:
             return _unmatched(trouble)
-        case Reason.TIMEOUT:
+        case Reason.EXITED | Reason.TIMEOUT:
             seconds = trouble.timeout_seconds
             failed = f"timed out after {seconds:.3g} s" if seconds else "cannot be completed"
             return f"{collective} {failed}: {_what_is_late(trouble)}"
@@ -476,7 +476,7 @@ def _advice(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one 
         return _CONDITION
     if one_more_or_less:
         return [*_CONDITION, _NAME]
-    if reason is Reason.EXITED:
+    if reason is Reason.EXITED and trouble.exited:
         return _EXITED
     text = _BY_REASON.get(reason, "") + _by_calls(trouble)
     return [text] if text else []

@@ -35,6 +35,7 @@ class SnapshotIndex:
         self.snapshot = snapshot
         self.facts = {each.replica_id: each for each in snapshot.replicas}
         self.ended = {each.replica_id for each in snapshot.replicas if each.end is not None}
+        self.failed = any(each.end is ReplicaState.FAILED for each in snapshot.replicas)
         self.unknown = {each.replica_id for each in snapshot.replicas if each.unknown}
         self.open = {each.key: [Collective(self, each, slot) for slot in each.unfinished] for each in snapshot.groups}
         self.waits: dict[int, list[Collective]] = {}  # the collectives that each replica waits in, by group
@@ -256,7 +257,10 @@ class Collective:
             return Reason.UNMATCHED
         if self.exited:
             return Reason.EXITED
-        return Reason.ABANDONED if self.abandoned else Reason.TIMEOUT
+        if self.abandoned:
+            return Reason.ABANDONED
+        # If a replica's own error has ended the run, nothing is late.
+        return Reason.EXITED if self.index.failed and not self.timeout_seconds else Reason.TIMEOUT
 
     @cached_property
     def minority(self) -> tuple[int, ...]:
@@ -270,7 +274,7 @@ class Collective:
         if len(present) == 1:  # replicas that have joined wait, too
             present = [tuple(m.replica_id for m in self.group.members if m.replica_id not in missing)]
         sides = sorted(present + ([gone] if gone else []), key=len, reverse=True)
-        if len(sides) == 1:  # no replica waits any more: the few that the others waited for are to blame, or the gone
+        if len(sides) < 2:  # no replica waits any more: the few that the others waited for are to blame, or the gone
             late = tuple(m.replica_id for m in self.group.members if m.replica_id not in gone)
             if len(late) == len(gone):
                 return ()

@@ -190,3 +190,14 @@ def test_failure_outside_of_collectives_is_no_timeout() -> None:
     error = error_of(analyse(ledger.snapshot()))
     assert isinstance(error, IncompleteCollectiveError)
     assert error.report.reason is Reason.EXITED
+
+
+def test_failure_blames_no_replica_that_is_on_its_way() -> None:
+    ledger, here = Ledger([0, 1, 2]), Place("program.py", 1, 0, "train")
+    for member in ledger.root.members[:2]:
+        ledger.root.post(member, Call("barrier"), here, 0).waiters[0] = "task"
+    ledger.end(ledger.replicas[1], ReplicaState.FAILED)
+    report = analyse(ledger.snapshot())
+    assert (report.reason, report.suspects) == (Reason.EXITED, (0, 1, 2))
+    assert "replica 2 has not arrived" in str(report)
+    assert ">" not in str(report)
