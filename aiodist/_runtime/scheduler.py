@@ -171,6 +171,10 @@ class Run:
         for group in list(self.ledger.doomed_groups):  # another worker was in trouble before this one began
             self.reconsider(group)
 
+    def connect(self, span: Span) -> None:
+        """Connect the run to the other workers."""
+        self.span = span
+
     @property
     def ending(self) -> bool:
         """Whether the run has failed, or the run or the running task is being cancelled."""
