@@ -13,19 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from math import prod
 from threading import current_thread, main_thread
 from traceback import format_exception, walk_stack
 from types import CodeType, FrameType
 from typing import Any, TextIO
 
-import numpy as np
-
 from aiodist._checking.explore import Result, explore, replay, took_too_long, value_of, without_frames_before
 from aiodist._checking.loop import ControlledLoop, Step, step_of
 from aiodist._checking.schedule import Schedule
 from aiodist._checking.target import Source, TargetError, TargetExitError
-from aiodist._core.call import Call, place
+from aiodist._core.call import place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer, observing
 from aiodist._core.terms import Location
@@ -81,7 +78,7 @@ class Statistics(Observer):
         self.errors: list[Exception] = []  # of runs that disagreed or were refused, even if the program caught them
         self._clock: Callable[[], float] = float
 
-    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
+    def run_begun(self, run: ObservedRun, name: str) -> None:
         """Count a run; refuse one on a loop that is not controlled."""
         try:
             is_controlled = isinstance(asyncio.get_running_loop(), ControlledLoop)
@@ -89,7 +86,7 @@ class Statistics(Observer):
             is_controlled = False
         if not is_controlled:
             error = TargetError(
-                f"{getattr(fn, '__qualname__', fn)} runs on an event loop that the target chose itself (trio, uvloop); "
+                f"{name} runs on an event loop that the target chose itself (trio, uvloop); "
                 "only asyncio's own can be controlled: leave the choice to asyncio.run or anyio.run"
             )
             self.errors.append(error)
@@ -112,7 +109,8 @@ class Statistics(Observer):
         if site is None:
             site = self.sites[key] = Site(call.kind, str(call), place(slot.code, slot.offset).location)
         site.times += 1
-        site.bytes += _bytes(call, slot.result, len(members))
+        nbytes = call.nbytes
+        site.bytes += _size_of(slot.result) if nbytes is None else len(members) * nbytes
         waited = self._clock() - slot.started
         if waited > 0:
             site.waited_seconds = round(site.waited_seconds + waited, 9)
@@ -120,15 +118,9 @@ class Statistics(Observer):
                 site.last_to_come[members[slot.last].replica_id] += 1
 
 
-def _bytes(call: Call, result: Any, size: int) -> int:
-    """Return how many bytes all replicas contributed; where their sizes differ, as in all_gather, the result's."""
-    if any(None in shape for shape, _, _ in call.leaves):
-        leaves = result if isinstance(result, list) else [result]
-        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
-    return size * sum(
-        prod(dim or 0 for dim in shape) * (8 if array == "number" else np.dtype(dtype).itemsize)
-        for shape, dtype, array in call.leaves
-    )
+def _size_of(result: Any) -> int:
+    """Return how many bytes a result has, which stand for those contributed where sizes differ, as in all_gather."""
+    return sum(int(getattr(leaf, "nbytes", 0)) for leaf in (result if isinstance(result, list) else [result]))
 
 
 class HeldUpLoop(BlockedLoop):

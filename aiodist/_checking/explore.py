@@ -70,7 +70,7 @@ class StuckRuns(Observer):
         self._error: CollectiveError | None = None
         self._seen: dict[Run, tuple[int, ...]] = {}
 
-    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:  # noqa: ARG002
+    def run_begun(self, run: ObservedRun, name: str) -> None:  # noqa: ARG002
         """Note a run."""
         self._running.append(run)
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import islice
+from math import prod
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
@@ -148,6 +150,13 @@ class Call:
         """Shape, dtype and array type of every leaf."""
         return list(zip(self.shapes or (), self.dtypes, self.arrays, strict=True))
 
+    @property
+    def nbytes(self) -> int | None:
+        """The bytes of a value; None if the call does not determine them."""
+        if any(None in shape or array == "slices" for shape, _, array in self.leaves):
+            return None
+        return sum(prod(size or 0 for size in shape) * _itemsize(dtype) for shape, dtype, _ in self.leaves)
+
     def __str__(self) -> str:
         """Return kind and arguments as a person reads them: ``all_reduce(SUM, float32[3])``."""
         kind, _, arguments = (self.role or self.kind).partition("(")
@@ -178,6 +187,11 @@ class Call:
         if same and isinstance(self.axis[0], tuple):
             return f"split_axis={self.axis[0][0]}, concat_axis={self.axis[0][1]}"
         return f"axis={self.axis[0] if same else self.axis}"
+
+
+def _itemsize(dtype: str) -> int:
+    bits = re.search(r"\d+", dtype)
+    return {"bool": 1, "complex": 16}.get(dtype, 8) if bits is None else -(-int(bits[0]) // 8)
 
 
 def leaf_text(shape: tuple[int | None, ...], dtype: str, array: str) -> str:

@@ -213,7 +213,7 @@ def post(
     position = member.position
     if slot.request is None:
         slot.request = request
-        slot.started = run.now()
+        slot.started = run.clock()
         if run.has_options:
             run.begin(slot)
     if extras is not None:

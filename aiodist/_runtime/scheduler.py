@@ -165,7 +165,7 @@ class Run:
         if not isinstance(loop, SoloLoop):
             self.threads, self.device_threads = ReductionThreads(loop), DeviceThreads(loop)
         self.handle = loop.handle
-        self.now = self.clock = loop.clock  # tells the time in seconds
+        self.clock = loop.clock  # tells the time in seconds
         self._wake = loop.wake
         self._wakes_later = loop.wakes_later
         for group in list(self.ledger.doomed_groups):  # another worker was in trouble before this one began
@@ -294,7 +294,7 @@ class Run:
         matched = group.join(member, JOIN.call, code, offset)
         slot: Any = group.joining
         if slot.request is None:
-            slot.request, slot.started = JOIN, self.now()
+            slot.request, slot.started = JOIN, self.clock()
         slot.values = [member.rank]
         handle = fill_in(self.handle(), me, slot)
         if self.observer is not None:
@@ -372,7 +372,7 @@ class Run:
             self._report(group)
         elif trouble.fewest is None or unsettled < trouble.fewest:
             trouble.fewest = unsettled
-            trouble.until = self.now() + _SETTLE_SECONDS
+            trouble.until = self.clock() + _SETTLE_SECONDS
             self._set_timer(trouble.until)
 
     def _report_after_turns(self, group: Group, turns: int = _TURNS) -> None:
@@ -491,7 +491,7 @@ class Run:
     def _on_timer(self) -> None:
         """Do what is due (a deadline, the end of a delay, another check), and set the timer for what comes next."""
         self._timer_at = None
-        now = self.now()
+        now = self.clock()
         timed = [(slot.deadline, slot) for slot in self._open_slots() if slot.deadline not in (None, _PASSED)]
         for deadline, slot in sorted(timed, key=lambda each: each[0]):
             if deadline <= now and not (self.closed or slot.complete):
@@ -528,7 +528,7 @@ class Run:
         self._checks_again = False
         if self.closed or self.ledger.doomed_groups:
             return
-        if self.now() < self._not_before:
+        if self.clock() < self._not_before:
             self._check_again()
             return
         began = time.perf_counter()
@@ -541,7 +541,7 @@ class Run:
                 self._end_by_deadlock(certain)
                 return
         took = time.perf_counter() - began
-        self._not_before = self.now() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_CHECK * took)
+        self._not_before = self.clock() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_CHECK * took)
         if suspects:
             self._check_again()
 
@@ -555,7 +555,7 @@ class Run:
 
         If the loop does not show its timers, one may help, unless nothing has moved for a second.
         """
-        shows_timers, now = self.loop.pending() is not None, self.now()
+        shows_timers, now = self.loop.pending() is not None, self.clock()
         seen = tuple(sorted(certain)) if shows_timers else self.ledger.progress()
         if seen != self._seen:
             self._seen, self._seen_since = seen, now
@@ -665,12 +665,12 @@ class _Replicas:
         """Run the replicas and return what they return."""
         run = self._run
         self._called_from = stacks.program_frame(sys._getframe(1))  # noqa: SLF001  (documented, despite its name)
-        observer = current_observer()
+        observer, name = current_observer(), stacks.function_name(self._calls[0][0])
         self._watch = watch_here()
         try:
             async with create_task_group() as tasks:
-                self._attach(new_loop(tasks), observer)
-                members, name = run.ledger.root.members, stacks.function_name(self._calls[0][0])
+                self._attach(new_loop(tasks), observer, name)
+                members = run.ledger.root.members
                 names = [f"replica {m.replica_id} of {name} ({run.device_of(m.replica_id)})" for m in members]
                 run.loop.start([partial(self._drive, member) for member in members], names)
             if run.span is not None:  # returns at once, unless the last replica was cancelled in this call
@@ -712,7 +712,7 @@ class _Replicas:
         if run.observer is not None:
             run.observer.run_ended(run)
 
-    def _attach(self, loop: AsyncioLoop | TrioLoop, observer: Observer | None) -> None:
+    def _attach(self, loop: AsyncioLoop | TrioLoop, observer: Observer | None, name: str) -> None:
         run = self._run
         run.attach(loop, get_ident())
         loop.hold_interrupts_back(ReplicaContext, Participant, loop.handle)
@@ -722,7 +722,7 @@ class _Replicas:
             from aiodist._runtime.observed import observed  # loaded only for observers
 
             run.observer, run.handle = observed(run, observer)
-            observer.run_begun(run, self._calls[0][0])
+            observer.run_begun(run, name)
 
     @stacks.drives_tasks
     async def _drive(self, member: Member) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
-from types import SimpleNamespace
 from typing import Any
 
 from aiodist._checking.schedule import Order
@@ -75,7 +74,7 @@ class Job:
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
         self._waits_elsewhere: dict[int, str] = {}
         self._takes_future: set[int] = set()
-        self.observer.run_begun(self, SimpleNamespace(__qualname__=name))  # type: ignore[arg-type]
+        self.observer.run_begun(self, name)
 
     def run(self, main: Callable[[int], object], seconds: float) -> bool:
         """Call a function for every rank; return whether all have ended in time."""
