@@ -26,7 +26,7 @@ from aiodist._core.call import place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer, observing
 from aiodist._core.terms import Location
-from aiodist._core.text import count, duration, shown, size
+from aiodist._core.text import count, duration, full_place, size
 from aiodist._core.wire import named
 from aiodist._runtime.blocking import BlockedLoop, watch
 from aiodist._strategy.strategy import MirroredStrategy
@@ -58,7 +58,7 @@ class Site:
 
     def row(self) -> list[str]:
         """Return its row of the table."""
-        row = [self.call, shown(self.location), str(self.times), size(self.bytes)]
+        row = [self.call, full_place(self.location), str(self.times), size(self.bytes)]
         if not self.waited_seconds:
             return [*row, "", ""]
         (replica_id, times), *others = self.last_to_come.most_common() or [(-1, 0)]
@@ -136,9 +136,9 @@ class HeldUpLoop(BlockedLoop):
         self._seconds = seconds
         super().__init__(lambda: None, self.found.setdefault)
 
-    def blocks(self, task: Any, where: Location, seconds: float) -> None:
+    def report_step(self, task: Any, where: Location, seconds: float) -> None:
         """Note what a step does, and end one that has taken too long."""
-        super().blocks(task, where, seconds)
+        super().report_step(task, where, seconds)
         if seconds > self._seconds and self.found:
             self.ended_step = True
             signal.pthread_kill(self._thread, _ENDS_STEP)
@@ -207,8 +207,8 @@ class Checked:
                 where = "In the given schedule"
             elif self.result.schedule.changes:
                 where = f"Found in schedule {done} of {request.most_schedules()}"
-            story = self.result.story(where, ", in which nothing fails:") or [f"{where}."]
-            return "\n".join([self.failure(), "", *story, f"Again:  {self.command()}"])
+            lines = self.result.describe_changes(where, ", in which nothing fails:") or [f"{where}."]
+            return "\n".join([self.failure(), "", *lines, f"Again:  {self.command()}"])
         collectives = count(sum(site.times for site in statistics.sites.values()), "collective")
         runs = "" if statistics.runs == 1 else f" in {statistics.runs} runs"
         only = " (it leaves no choice)" if done == 1 < request.most_schedules() else ""

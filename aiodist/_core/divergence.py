@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from aiodist._core import source
 from aiodist._core.report import CallRecord, Divergence, DivergenceKind
 from aiodist._core.terms import Location
-from aiodist._core.text import clause, count, ids_briefly, place, shortened, upper
+from aiodist._core.text import capitalised, clause, count, ids_briefly, place, shortened
 
 _MOST_LINES = 8
 _MOST_BREAKS = 4
@@ -61,8 +61,8 @@ def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Diverg
         one, other = found.replicas, found.others
         if found.kind is DivergenceKind.SKIPPED:
             one, other = other, one
-        only = f"{upper(clause(one, 'makes'))} {_listed(found.calls)}, which {clause(other, 'does')} not make here."
-        return replace(found, text=only)
+        only = f"{clause(one, 'makes')} {_listed(found.calls)}, which {clause(other, 'does')} not make here."
+        return replace(found, text=capitalised(only))
     return found
 
 
@@ -82,7 +82,7 @@ def _skipped(
     what = f"{_kind_at(calls[0])}, which {others} made as #{first}"
     if len(calls) > 1:
         what = f"{len(calls)} calls, from {_kind_at(calls[0])} on, which {others} made as #{first} to #{last}"
-    text = f"{upper(how + ids_briefly(odd.replicas))} skipped {what}{then}."
+    text = f"{capitalised(how + ids_briefly(odd.replicas))} skipped {what}{then}."
     return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
@@ -94,7 +94,7 @@ def _next_call(odd: Side, skipped: Sequence[CallRecord], *, or_swapped: bool) ->
 
 
 def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, certain: bool = False) -> Divergence:
-    text = f"{upper(ids_briefly(odd.replicas))} {what}."
+    text = f"{capitalised(ids_briefly(odd.replicas))} {what}."
     return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
@@ -104,8 +104,8 @@ def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, ce
 def _by_calls(usual: Side, odd: Side) -> Divergence | None:
     if usual.keys[:2] == odd.keys[1::-1] and len(usual.keys) > 1:
         both, calls = ids_briefly([usual.replicas[0], odd.replicas[0]]), usual.calls[:2]
-        text = f"{upper(both)} make the same two calls in opposite order: {' and '.join(map(_listed, zip(calls)))}."
-        return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(calls), True, text)
+        text = f"{both} make the same two calls in opposite order: {' and '.join(map(_listed, zip(calls)))}."
+        return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(calls), True, capitalised(text))
     if odd.keys[0] in usual.keys:
         skipped = usual.calls[: usual.keys.index(odd.keys[0])]
         may_follow = len(skipped) == len(odd.calls) == 1  # it waits in one call, so it may make the other after it
@@ -131,7 +131,7 @@ def reached_in_another_order(
     other = "in the opposite order"
     if [caller for _, caller in callers] != [caller for _, caller in reversed(others)]:
         other = f"in another order: {', '.join(place(caller) for _, caller in others[:_MOST_CALLERS])}"
-    reached = f"{upper(ids_briefly(usual.replicas))} reached {_kind_at(odd.calls[0])} {order}"
+    reached = f"{capitalised(ids_briefly(usual.replicas))} reached {_kind_at(odd.calls[0])} {order}"
     calls = tuple(CallRecord(number, odd.calls[0].call, caller) for number, caller in callers)
     text = f"{reached}; {ids_briefly(odd.replicas)} {other}."
     return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, calls, True, text)
@@ -184,7 +184,7 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Locat
     call = inside.calls[0]
     if past.calls[0].sequence_number == 0:  # all rounds are known
         text = (
-            f"{upper(ids_briefly(inside.replicas))} made {count(made + 1, 'call')} at {place(call.location)}, "
+            f"{capitalised(ids_briefly(inside.replicas))} made {count(made + 1, 'call')} at {place(call.location)}, "
             f"{ids_briefly(left.replicas)} made {made}; after {count(made, 'common round')} "
         )
     else:
@@ -262,7 +262,7 @@ def _by_exception(usual: Side, odd: Side) -> Divergence | None:
     if bool(usual.handles) == bool(odd.handles):
         return None
     one, other = (odd, usual) if odd.handles else (usual, odd)
-    text = f"{upper(clause(one.replicas, 'is'))} handling {one.handles}."
+    text = f"{capitalised(clause(one.replicas, 'is'))} handling {one.handles}."
     return Divergence(DivergenceKind.OTHER_BRANCH, one.replicas, other.replicas, (), True, text)
 
 

@@ -391,7 +391,7 @@ class Group:
         member.abandoned = number if member.abandoned is None else min(member.abandoned, number)
         member.abandoned_at = member.sequence
         self.doom(number)
-        self.consider(member)
+        self.update_settled(member)
 
     def note_end(self, member: Member) -> None:
         """Note that the function of a member's replica has ended."""
@@ -401,9 +401,9 @@ class Group:
             self.doom(min(lacking))
         elif self.joining is not None and member.joined_at is None:
             self.doom(self.number_of_join())
-        self.consider(member)
+        self.update_settled(member)
 
-    def consider(self, member: Member) -> None:
+    def update_settled(self, member: Member) -> None:
         """Update whether a member of a doomed group has settled."""
         if self.doomed is None or self._unsettled is None:
             return

@@ -20,18 +20,18 @@ from aiodist._core.report import DivergenceKind, ReplicaReport
 from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import (
     WIDTH,
+    capitalised,
     clause,
     count,
     cut,
     fitted,
+    full_place,
+    grouped,
     ids_briefly,
-    ids_by_value,
     noun,
     place,
     shortened,
-    shown,
     shown_file,
-    upper,
 )
 from aiodist._core.trouble import Collective
 
@@ -56,7 +56,7 @@ def trouble_text(trouble: Collective) -> tuple[list[str], tuple[str, ...]]:
         *_replica_lines(trouble),
         *_difference(trouble),
         *trouble.cancellations,
-        *([f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.label}."] if trouble.unmade_by else []),
+        *([f"{capitalised(clause(trouble.unmade_by, 'has'))} not made {trouble.label}."] if trouble.unmade_by else []),
         *([cycle_text] if cycle_text and trouble.reason is Reason.TIMEOUT else []),
         *_last_agreement(trouble),
         *_divergence(trouble),
@@ -112,7 +112,7 @@ def _groups_differ(steps: Sequence[Step], unmade: Sequence[tuple[Collective, Ste
     if unmade:
         creation, _ = unmade[0]
         others = set(creation.group.key[0]) - creation.records.keys()
-        return [f"{upper(clause(others, 'has'))} not made {creation.label}."], _SAME_GROUP
+        return [f"{capitalised(clause(others, 'has'))} not made {creation.label}."], _SAME_GROUP
     labels = [step.waits_in.label for step in steps]
     if len(steps) == 2 and None in labels and compare(steps[0].post.call, steps[1].post.call) is None:
         whose = " and ".join(f"{ids_briefly(s.replicas)} in that of {s.waits_in.label or 'the run'}" for s in steps)
@@ -230,8 +230,8 @@ def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tup
 def _rows(trouble: Collective, doing: _Doing) -> list[str]:
     """Return one line for all replicas that do the same, with the minority marked and last."""
     minority = set(trouble.minority)
-    by_row = ids_by_value(
-        ((replica_id in minority, what, shown(at) if at is not None else ""), replica_id)
+    by_row = grouped(
+        ((replica_id in minority, what, full_place(at) if at is not None else ""), replica_id)
         for replica_id, (what, at) in doing.items()
     )
     ordered = sorted(by_row.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0]))
@@ -295,13 +295,13 @@ def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:
 
 def _waits(trouble: Collective) -> list[str]:
     """Return what replicas wait for outside of collectives, with one line for all that wait for the same thing."""
-    waits = ids_by_value(
+    waits = grouped(
         (each.waits_for, each.replica_id) for each in trouble.reports.values() if each.waits_for is not None
     )
     lines = []
     for what, ids in list(waits.items())[:MOST_PLACES]:
         verb, _, rest = what.partition(" ")
-        lines.append(f"{upper(clause(ids, verb))} {rest}.")
+        lines.append(f"{capitalised(clause(ids, verb))} {rest}.")
     return lines
 
 
@@ -357,7 +357,7 @@ def _sites_differ(trouble: Collective) -> list[str]:
 def _on_each(trouble: Collective, texts: Iterable[str]) -> str:
     """Return each partition's text with the replicas to which it applies."""
     pairs = zip(texts, trouble.partitions, strict=True)
-    by_text = ids_by_value((text, i) for text, partition in pairs for i in partition.replicas)
+    by_text = grouped((text, i) for text, partition in pairs for i in partition.replicas)
     parts = [f"{text} on {ids_briefly(ids)}" for text, ids in list(by_text.items())[:_MOST_PARTITIONS]]
     return ", ".join(parts if len(parts) == len(by_text) else [*parts, "…"])
 

@@ -18,7 +18,7 @@ from aiodist._core.report import CallRecord, Divergence, ReplicaReport
 from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
 from aiodist._core.terms import Location, Reason, ReplicaState
-from aiodist._core.text import clause, ids_by_value, place, upper
+from aiodist._core.text import capitalised, clause, grouped, place
 
 _REASONS = list(Reason)
 _MOST_LIMITS = 3
@@ -38,10 +38,8 @@ class SnapshotIndex:
         self.failed = any(each.end is ReplicaState.FAILED for each in snapshot.replicas)
         self.unknown = {each.replica_id for each in snapshot.replicas if each.unknown}
         self.open = {each.key: [Collective(self, each, slot) for slot in each.unfinished] for each in snapshot.groups}
-        self.waits: dict[int, list[Collective]] = {}  # the collectives that each replica waits in, by group
-        for each in self.open_collectives():
-            for replica_id in each.slot.waiting:
-                self.waits.setdefault(replica_id, []).append(each)
+        waits = ((replica_id, each) for each in self.open_collectives() for replica_id in each.slot.waiting)
+        self.waits = grouped(waits)  # the collectives that each replica waits in, by group
         self._histories: dict[GroupKey, dict[int, tuple[CallRecord, ...]]] = {}
 
     def open_collectives(self) -> Iterator[Collective]:
@@ -180,7 +178,7 @@ class Collective:
         if posts[0][0].call.name is not None or len({post.path for post, _ in posts}) == 1:
             return []
         order_of = callers_in_another_order([(each.number, each.posts) for each in self._calls_here()])
-        by_order = ids_by_value(
+        by_order = grouped(
             (tuple((number, callers[-1].location) for number, callers in order), replica_id)
             for replica_id, order in order_of.items()
         )
@@ -341,8 +339,8 @@ class Collective:
             awaits = awaits or "task" in (known.waits_for or "")
         if len(self.partitions) < 2 or not children or (children == 1 and awaits):
             return ()
-        by_task = sorted((ids, task) for task, ids in ids_by_value(calls_in).items())
-        return tuple(f"{upper(clause(ids, 'calls'))} in {task}." for ids, task in by_task)
+        by_task = sorted((ids, task) for task, ids in grouped(calls_in).items())
+        return tuple(f"{capitalised(clause(ids, 'calls'))} in {task}." for ids, task in by_task)
 
     @cached_property
     def sides(self) -> tuple[Side, Side] | None:
@@ -401,5 +399,5 @@ class Collective:
             limit = next((limit for at in places if (limit := time_limit_around(*at))), "")
             why = f": {known.cancelled_by}" if known.cancelled_by else f", inside {limit}" if limit else ""
             pairs.append((f"{post.call} at {place(post.location)}{why}", known.replica_id))
-        by_call = list(ids_by_value(pairs).items())[:_MOST_LIMITS]
-        return tuple(f"{upper(clause(ids, 'was'))} cancelled out of {what}." for what, ids in by_call)
+        by_call = list(grouped(pairs).items())[:_MOST_LIMITS]
+        return tuple(f"{capitalised(clause(ids, 'was'))} cancelled out of {what}." for what, ids in by_call)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Ledger, Member, Replica, Slot
-from aiodist._core.text import error_line, ids, ids_briefly, place
+from aiodist._core.text import error_line, grouped, ids, ids_briefly, place
 
 _MOST_NOTES = 4
 _SCHEDULER = "aiodist._runtime.scheduler"
@@ -114,9 +114,7 @@ def error_of_run(
     (_, first), *others = distinct.items()
     if any(type(error) is not type(first) for _, error in others):
         return ExceptionGroup("several replicas failed", errors)
-    alike: dict[str, list[int]] = {}
-    for replica_id, error in others:
-        alike.setdefault(error_line(error), []).append(replica_id)
+    alike = grouped((error_line(error), replica_id) for replica_id, error in others)
     _add_notes(first, [f"{ids_briefly(replicas)} failed, too: {text}" for text, replicas in alike.items()])
     return first
 

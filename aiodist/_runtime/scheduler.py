@@ -365,7 +365,7 @@ class Run:
         if self.closed or self.loop is None:  # in that case `attach` reconsiders it
             return
         if member is not None:
-            group.consider(member)
+            group.update_settled(member)
         trouble = self._troubles.setdefault(group, _Trouble())
         unsettled = group.unsettled
         if not unsettled:

@@ -450,9 +450,9 @@ class State:
         is_one = isinstance(value, Mirrored) or not isinstance(value, DistributedValues)
         if is_one:  # a Mirrored is a copy for each replica of one value, not what each of them would assign
             given = given[:1]
-        each, mine = [self.converted(one) for one in given], self.replicas.share.mine
+        each, own = [self.converted(one) for one in given], self.replicas.share.own
         if self.mirrored:
-            self._apply(variable, method, each[0] if is_one else spec.aggregate(each, first=mine.start))
+            self._apply(variable, method, each[0] if is_one else spec.aggregate(each, first=own.start))
             return
         is_sum = spec.aggregation is VariableAggregation.SUM
         if method != "assign" and is_sum and self.strategy is not None:
@@ -462,7 +462,7 @@ class State:
                 "replica, or assign(variable.read_value() ± value)"
             )
         if is_one and method == "assign" and is_sum:
-            each = _addends(each[0], self.replicas.share.replicas)[mine.start : mine.stop]
+            each = _addends(each[0], self.replicas.share.replicas)[own.start : own.stop]
         elif is_one:
             each *= size
         self.put([updated(method, *pair) for pair in zip(self.present(), each, strict=True)])

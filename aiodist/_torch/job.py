@@ -24,7 +24,7 @@ from aiodist._core.instrument import Observer, current_observer
 from aiodist._core.ledger import Group, Ledger, Member, Slot
 from aiodist._core.snapshot import ReplicaFacts
 from aiodist._core.terms import Location, ReplicaState
-from aiodist._core.text import place as shown_place
+from aiodist._core.text import place
 from aiodist._torch.collectives import Tensors, call_on, compute
 from aiodist._torch.places import SwappedCalls, call_sites, only_swapped, places_of
 from aiodist._torch.ranks import OnSwitch, Ranks
@@ -152,7 +152,7 @@ class Job:
             rank = slot.waiters[member.position] = member.replica_id
             if for_future:
                 self._takes_future.add(rank)
-            member.group.consider(member)
+            member.group.update_settled(member)
             self._fail_if_settled()
             self.ranks.wait(
                 lambda: slot.complete or self.error is not None or (for_future and rank not in self._takes_future)
@@ -169,7 +169,7 @@ class Job:
         """Wait for something that is no collective; ``what`` says what the rank does."""
         self._raise_error()
         rank = self.rank()
-        self._waits_elsewhere[rank] = f"{what} at {shown_place(call_sites()[0].location)}"
+        self._waits_elsewhere[rank] = f"{what} at {place(call_sites()[0].location)}"
         self.ranks.wait(lambda: until() or self.error is not None)
         del self._waits_elsewhere[rank]
         if not until():

@@ -20,7 +20,7 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer
 from aiodist._core.ledger import Ledger, Member, Slot
 from aiodist._core.terms import ReplicaState
-from aiodist._core.text import shown
+from aiodist._core.text import full_place
 
 # The timeline.
 
@@ -250,7 +250,7 @@ class Recording(Observer):
 
     def _describe(self, call: Call, code: Any, offset: int) -> tuple[Any, int, int | None]:
         """Return the position of a call's text, and the bytes of its input, which are slow to find."""
-        text = call.kind, str(call), shown(place(code, offset).location)
+        text = call.kind, str(call), full_place(place(code, offset).location)
         alive = call, code  # so that nothing else gets their ids
         described = alive, self.texts.setdefault(text, len(self.texts)), call.nbytes
         return self._described.setdefault((id(call), id(code), offset), described)
