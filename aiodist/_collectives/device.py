@@ -347,7 +347,7 @@ class DeviceExecutor:
         spec = collective.spec
         assert spec is not None
         self._spec = spec
-        self._positions = [position for position in range(size) if position not in absent]
+        self._positions = sorted({*range(size)}.difference(absent))
         self._targets = targets
         self._receivers: Sequence[int] = self._positions if targets is None else range(len(targets))
         self._size = size if targets is None else len(targets)

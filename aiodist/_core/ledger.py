@@ -56,6 +56,9 @@ _ELSEWHERE: Final = -1
 
 _MOST_RECENT: Final = 64
 
+NOBODY: Final[set[int]] = set()
+"""Shared by all slots from which no member is absent; never changed."""
+
 Path: TypeAlias = tuple[Any, ...]
 """Code object and offset of a call's callers, alternating, the nearest first."""
 
@@ -88,7 +91,7 @@ class Slot:
         self.complete: bool = False  # it has its result or its error
         self.error: BaseException | None = None
         self.others: Others | None = None  # None while all posts are identical to the first one
-        self.absent: tuple[int, ...] = ()  # the positions of members that have joined, and so take part without a value
+        self.absent: set[int] = NOBODY  # the positions of members that have joined, and so take part without a value
 
     @property
     def raw(self) -> RawPost:
@@ -202,7 +205,7 @@ class Group:
         self.open: dict[int, Slot] = {}  # the incomplete slots by number, without the join
         self.joining: Slot | None = None  # the join's slot, while a member has joined
         self.doomed: int | None = None  # the number from which on no slot is matched any more
-        self.history: deque[tuple[int, RawPost, Others | None, tuple[int, ...]]] = deque(maxlen=HISTORY)
+        self.history: deque[tuple[int, RawPost, Others | None, set[int]]] = deque(maxlen=HISTORY)
         self.failed: list[Slot] = []  # those that completed with an error before they were matched
         self._first_gone = _NEVER  # the lowest number that a member never posts, because it has ended or joined
         self._unsettled: set[int] | None = None
@@ -264,7 +267,7 @@ class Group:
         if self is not self.ledger.root:
             self.ledger.active_groups.add(self)
         if number >= self._first_gone:
-            slot.absent = tuple(m.position for m in self.members if m.joined_at is not None and m.joined_at <= number)
+            slot.absent = {m.position for m in self.members if m.joined_at is not None and m.joined_at <= number}
             slot.missing -= len(slot.absent)
             if any(m.replica.end is not None and m.sequence <= number for m in self.members):
                 self.doom(number)
@@ -323,7 +326,8 @@ class Group:
         matched = []
         for number in sorted(number for number in self.open if number >= member.joined_at):
             each = self.open[number]
-            each.absent = (*each.absent, member.position)
+            each.absent = each.absent or set()
+            each.absent.add(member.position)
             each.missing -= 1
             if not each.missing and (self.doomed is None or number < self.doomed):
                 self._match(each)
@@ -445,7 +449,7 @@ class Group:
                 by_post.setdefault(post(others.get(member.position, first)), []).append(member.replica_id)
             return tuple((each, tuple(ids)) for each, ids in by_post.items())
 
-        def not_in(absent: tuple[int, ...]) -> list[Member]:
+        def not_in(absent: set[int]) -> list[Member]:
             return [member for member in members if member.position not in absent] if absent else members
 
         def slot_record(slot: Slot, number: int) -> SlotRecord:
