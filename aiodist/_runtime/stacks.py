@@ -15,11 +15,10 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple, TypeVar
 
+from aiodist._core.call import is_of_the_program
 from aiodist._core.ledger import Member, Path
 from aiodist._core.terms import Location
 
-_PLUMBING = ("aiodist._", "aiodist_kernels", "aiodist.testing", "asyncio.", "trio.", "anyio.")
-_OF_THE_PROGRAM = ("aiodist._demos", "aiodist._tools")
 _LOOPS = frozenset({"asyncio", "trio", "anyio", "uvloop"})
 _ENDS = frozenset(
     {
@@ -116,8 +115,7 @@ def can_read_other_threads() -> bool:
 
 def is_plumbing(frame: FrameType) -> bool:
     """Return whether a frame belongs to an event loop or to aiodist; reports leave these out."""
-    module = str(frame.f_globals.get("__name__", ""))
-    return module.startswith(_PLUMBING) and not module.startswith(_OF_THE_PROGRAM)
+    return not is_of_the_program(frame.f_code.co_filename)
 
 
 def place_of(frame: FrameType) -> Location:
@@ -193,11 +191,11 @@ def all_callers(frame: FrameType) -> Path:
 
 
 def lines_here() -> tuple[tuple[str, int], ...]:
-    """Return the files and lines of the running frames, innermost first, without aiodist's own."""
+    """Return the files and lines of the running frames, innermost first, without those of event loops and aiodist."""
     lines: list[tuple[str, int]] = []
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, despite its name)
     while frame is not None and len(lines) < _MOST_FRAMES:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "aiodist":
+        if not is_plumbing(frame):
             lines.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return tuple(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from aiodist import IndexedSlices
 from aiodist._collectives import kinds
+from aiodist._core.call import is_of_the_program
 from aiodist._runtime.requests import described, request
 
 
@@ -24,3 +26,13 @@ def test_bytes_of_an_array_are_those_of_numpy(dtype: str) -> None:
 )
 def test_bytes_of_other_values(value: Any, nbytes: int | None) -> None:
     assert request(kinds.BROADCAST, None, 0, None, *described(value)[:2]).call.nbytes == nbytes
+
+
+@pytest.mark.parametrize("name", ["aiodist", "anyio", "asyncio", "contextlib", "trio"])
+def test_event_loops_are_not_of_the_program(name: str) -> None:
+    assert not is_of_the_program(str(pytest.importorskip(name).__file__))
+
+
+@pytest.mark.parametrize("file", [__file__, np.__file__, json.__file__, "/work/asyncio/train.py", "<string>"])
+def test_anything_else_is_of_the_program(file: str) -> None:
+    assert is_of_the_program(file)
