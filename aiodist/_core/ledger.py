@@ -111,6 +111,12 @@ class Slot:
         """Return that post as it is stored."""
         return (self.others or {}).get(position) or self.raw
 
+    def text_of(self, position: int) -> str:
+        """Return what that member calls, with number and group: ``all_reduce #3``, ``join of group 'rows' of …``."""
+        kind, label = self.post_of(position).call.kind, self.group.label()
+        call = kind if self is self.group.joining else f"{kind} #{self.number}"
+        return call if label is None else f"{call} of {label}"
+
     def add(self, position: int, post: RawPost) -> None:
         """Keep a post that is not identical to the first one."""
         if self.others is None:

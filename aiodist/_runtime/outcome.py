@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aiodist._core.errors import CollectiveError
-from aiodist._core.ledger import Ledger, Member, Replica, Slot
+from aiodist._core.ledger import Ledger, Replica
 from aiodist._core.text import error_line, grouped, ids, ids_briefly, place
 
 _MOST_NOTES = 4
@@ -19,15 +19,10 @@ def note_of_failure(ledger: Ledger, replica: Replica, device: str, *, first: boo
         waiting = [m for m in slot.group.members if m.replica is not replica and m.has_posted(slot)]
         if waiting and not slot.matched and slot.number >= 0:
             were = "was" if len(waiting) == 1 else "were"
-            return f"{note}; {ids(m.replica_id for m in waiting)} {were} waiting in {_text(slot, waiting[0])}"
+            position = waiting[0].position
+            where = f"{slot.text_of(position)} at {place(slot.post_of(position).location)}"
+            return f"{note}; {ids(m.replica_id for m in waiting)} {were} waiting in {where}"
     return note
-
-
-def _text(slot: Slot, member: Member) -> str:
-    group, post = slot.group, slot.post_of(member.position)
-    label = group.label()
-    call = post.call.kind if slot is group.joining else f"{post.call.kind} #{slot.number}"
-    return f"{call if label is None else f'{call} of {label}'} at {place(post.location)}"
 
 
 def origin_of(error: BaseException) -> Exception | None:

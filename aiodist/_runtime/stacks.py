@@ -19,7 +19,6 @@ from aiodist._core.call import is_of_the_program
 from aiodist._core.ledger import Member, Path
 from aiodist._core.terms import Location
 
-_LOOPS = frozenset({"asyncio", "trio", "anyio", "uvloop"})
 _ENDS = frozenset(
     {
         "aiodist._runtime.scheduler",
@@ -174,17 +173,13 @@ def nearest_callers(frame: FrameType) -> Path:
 
 
 def all_callers(frame: FrameType) -> Path:
-    """Return all callers of a frame up to the replica's function, or to where its task begins.
-
-    Frames of event loops' own helpers are left out.
-    """
+    """Return all callers of a frame up to the replica's function, or to where its task begins, as far as they count."""
     path: list[Any] = []
     caller = frame.f_back
     while caller is not None:
-        module = caller.f_globals.get("__name__", "")
-        if module in _ENDS:
+        if caller.f_globals.get("__name__", "") in _ENDS:
             break
-        if module.partition(".")[0] not in _LOOPS:
+        if not is_plumbing(caller):
             path += caller.f_code, caller.f_lasti
         caller = caller.f_back
     return tuple(path)
