@@ -26,7 +26,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.leaves import LeafType, Spec
-from aiodist._core.text import ids_briefly
+from aiodist._core.text import clause
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.rules import rule_for
 
@@ -189,10 +189,9 @@ class Collective(NamedTuple):
         if kind.shared and not (kind.from_one and self.detail in absent):
             return
         which = f"replica {self.detail}'s value" if kind.from_one else "a value of every replica"
-        have = "have" if len(absent) > 1 else "has"
         raise ValueError(
-            f"{kind.name} needs {which}, and {ids_briefly(absent)} {have} joined; make it before the first joins, or "
-            "after the last has"
+            f"{kind.name} needs {which}, and {clause(absent, 'has')} joined; make it before the first joins, or after "
+            "the last has"
         )
 
     def without(self, absent: Sequence[int]) -> Collective:

@@ -36,7 +36,7 @@ from aiodist._core.call import Call, OrderCheck, Post, difference, is_of_the_pro
 from aiodist._core.callers import CallerOrder, nearest_callers
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.terms import ReplicaState
-from aiodist._core.text import group_label
+from aiodist._core.text import group_label, grouped
 from aiodist._core.waitgraph import stuck
 from aiodist._core.wire import everyone
 
@@ -122,6 +122,10 @@ class Slot:
         if self.others is None:
             self.others = {}
         self.others[position] = post
+
+    def waiting(self) -> Iterator[Member]:
+        """Yield the members that wait in it."""
+        return (member for member in self.group.members if self.waiters[member.position] is not None)
 
     def has_waiters(self) -> bool:
         """Return whether a member waits in it."""
@@ -463,7 +467,7 @@ class Group:
                 there = [member for member in members if member.position in (slot.others or {})]
             else:
                 there = [member for member in not_in(slot.absent) if member.sequence > number]
-            waiting = tuple(m.replica_id for m in members if slot.waiters[m.position] is not None)
+            waiting = tuple(sorted(member.replica_id for member in slot.waiting()))
             return SlotRecord(number, posts(there, slot.raw, slot.others), waiting)
 
         open_slots = [*self.open.values(), *(slot for slot in self.failed if slot.number < _JOINED)]
@@ -571,16 +575,13 @@ class Ledger:
 
         Replicas of other processes are assumed to wait, too.
         """
-        waits: dict[int, list[Slot]] = {}
         blockers: dict[Slot, list[int]] = {}
         for slot in self.open_slots():
             members = slot.group.members
             elsewhere = [_ELSEWHERE] if slot.group.size != len(members) else []
             if (slot.missing or elsewhere) and slot.has_waiters():
                 blockers[slot] = [*(m.replica_id for m in members if not m.has_posted(slot)), *elsewhere]
-                for member in members:
-                    if slot.waiters[member.position] is not None:
-                        waits.setdefault(member.replica_id, []).append(slot)
+        waits = grouped((member.replica_id, slot) for slot in blockers for member in slot.waiting())
         return stuck(waits, blockers, (_ELSEWHERE,))
 
     def snapshot(self, facts: Iterable[ReplicaFacts] = (), **more: Any) -> Snapshot:

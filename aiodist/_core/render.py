@@ -298,11 +298,7 @@ def _waits(trouble: Collective) -> list[str]:
     waits = grouped(
         (each.waits_for, each.replica_id) for each in trouble.reports.values() if each.waits_for is not None
     )
-    lines = []
-    for what, ids in list(waits.items())[:MOST_PLACES]:
-        verb, _, rest = what.partition(" ")
-        lines.append(f"{capitalised(clause(ids, verb))} {rest}.")
-    return lines
+    return [f"{capitalised(clause(ids, what))}." for what, ids in list(waits.items())[:MOST_PLACES]]
 
 
 # What differs inside the calls: the first field that is not the same, unless the rows show it.

@@ -65,10 +65,15 @@ def ids_briefly(replicas: Iterable[int], most_runs: int = _MOST_RUNS) -> str:
 _PLURALS = {"is": "are", "was": "were", "has": "have", "does": "do", "goes": "go"}
 
 
-def clause(replicas: Collection[int], verb: str, most_runs: int = _MOST_RUNS) -> str:
-    """Return ids with a verb that agrees: ``replica 2 waits``, ``replicas 0 and 1 wait``."""
-    agrees = verb if len(replicas) == 1 else _PLURALS.get(verb, verb.removesuffix("s"))
-    return f"{ids_briefly(replicas, most_runs)} {agrees}"
+def conjugated(phrase: str, number: int) -> str:
+    """Return a phrase whose verb, its first word, agrees with a number: ``waits for 0``, ``wait for 0``."""
+    verb, space, rest = phrase.partition(" ")
+    return phrase if number == 1 else f"{_PLURALS.get(verb, verb.removesuffix('s'))}{space}{rest}"
+
+
+def clause(replicas: Collection[int], phrase: str, most_runs: int = _MOST_RUNS) -> str:
+    """Return ids with a phrase that agrees: ``replica 2 waits``, ``replicas 0 and 1 wait``."""
+    return f"{ids_briefly(replicas, most_runs)} {conjugated(phrase, len(replicas))}"
 
 
 def group_label(members: tuple[int, ...], name: str | None, number: int, made_at: Location | None) -> str | None:

@@ -26,7 +26,7 @@ from aiodist._core.call import is_of_the_program
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Ledger, Member, Replica
 from aiodist._core.terms import Location
-from aiodist._core.text import capitalised, full_place, grouped, ids_briefly, place
+from aiodist._core.text import capitalised, conjugated, full_place, grouped, ids_briefly, place
 from aiodist._core.waitgraph import shortest_cycle, stuck
 from aiodist._runtime.current import current
 from aiodist._runtime.merge import merge
@@ -207,7 +207,7 @@ class WaitGraph:
             for waiter in self.waiters
             if waiter.replica or waiter.merging or not (replicas_alone or waiter.waits_for_a_run)
         )
-        return [f"{_together(waiters)} {_conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
+        return [f"{_together(waiters)} {conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
 
     def _clause(self, waiter: Waiter) -> tuple[str, ...]:
         clause = f"{waiter.suspension.text}{waiter.where}{self._whom(waiter)}"
@@ -270,13 +270,6 @@ def _rank(waiter: Waiter) -> tuple[int, bool, str]:
     return sys.maxsize if waiter.replica is None else waiter.replica.id, waiter.member is None, waiter.name
 
 
-def _conjugated(clause: str, number: int) -> str:
-    """Return a verb phrase conjugated for that many tasks."""
-    if number == 1:
-        return clause
-    return clause.replace("waits", "wait", 1) if clause.startswith("waits") else clause.replace("is ", "are ", 1)
-
-
 def _together(waiters: Sequence[Waiter]) -> str:
     """Return tasks that wait alike as text: replicas by their ids, any other task with a count."""
     if waiters[0].member is not None:
@@ -331,12 +324,7 @@ def inspect_run(ledger: Ledger) -> Inspection:
     if ledger.root.size <= _MOST_REPLICAS:
         tasks = _tasks_here()
     else:
-        waiting = {
-            member.replica
-            for slot in ledger.open_slots()
-            for member in slot.group.members
-            if slot.waiters[member.position] is not None
-        }
+        waiting = {member.replica for slot in ledger.open_slots() for member in slot.waiting()}
         others = [replica for replica in ledger.replicas if replica not in waiting and replica.end is None]
         few = set(map(id, others[:_MOST_REPLICAS]))
         # All tasks are not even listed for nothing: thousands of simulated workers inspect their runs in one loop.

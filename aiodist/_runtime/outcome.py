@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Ledger, Replica
-from aiodist._core.text import error_line, grouped, ids, ids_briefly, place
+from aiodist._core.text import conjugated, error_line, grouped, ids, ids_briefly, place
 
 _MOST_NOTES = 4
 _SCHEDULER = "aiodist._runtime.scheduler"
@@ -18,10 +18,9 @@ def note_of_failure(ledger: Ledger, replica: Replica, device: str, *, first: boo
     for slot in ledger.open_slots() if first else ():
         waiting = [m for m in slot.group.members if m.replica is not replica and m.has_posted(slot)]
         if waiting and not slot.matched and slot.number >= 0:
-            were = "was" if len(waiting) == 1 else "were"
             position = waiting[0].position
-            where = f"{slot.text_of(position)} at {place(slot.post_of(position).location)}"
-            return f"{note}; {ids(m.replica_id for m in waiting)} {were} waiting in {where}"
+            what = f"was waiting in {slot.text_of(position)} at {place(slot.post_of(position).location)}"
+            return f"{note}; {ids(m.replica_id for m in waiting)} {conjugated(what, len(waiting))}"
     return note
 
 
