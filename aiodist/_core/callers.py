@@ -13,11 +13,9 @@ replicas reach through the same callers does not change the sums, so it costs ha
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TypeAlias
 
-from aiodist._core.call import Place, Post
-
-Callers: TypeAlias = tuple[Place, ...]
+from aiodist._core.call import Post
+from aiodist._core.terms import Location
 
 _DEPTHS = (1, 2)
 _MOST_CALLS = 256
@@ -60,37 +58,37 @@ def _hash(way: Hashable) -> int:
 
 def nearest_callers(post: Post) -> list[Hashable]:
     """Return what tells the nearest caller of a post from others, and the nearest two."""
-    return [_key(_callers(post, depth)) for depth in _DEPTHS]
+    return [_way(post, depth) for depth in _DEPTHS]
 
 
 def callers_in_another_order(
     calls: Sequence[tuple[int, Sequence[tuple[Post, tuple[int, ...]]]]],
-) -> dict[int, tuple[tuple[int, Callers], ...]]:
+) -> dict[int, tuple[tuple[int, Location], ...]]:
     """Return the callers through which each replica reached the last calls at a place, if their order differs.
 
     Args:
         calls: the numbers of the calls, newest last, with the posts and the replicas that made them.
 
     Returns:
-        By replica, the numbers and callers of the calls that replicas reached through different callers.
+        By replica, the numbers and callers of the calls that replicas reached through different callers. If a replica's
+        own function made a call, the call's place stands for its caller.
     """
     for depth in _DEPTHS:
         order, first, differing = CallerOrder(), None, []
         for number, posts in calls:
             first = None
-            if len({_key(_callers(post, depth)) for post, _ in posts}) > 1:
-                callers = {replica_id: _callers(post, depth) for post, replicas in posts for replica_id in replicas}
-                first = order.note(number, [[_key(callers[replica_id])] for replica_id in sorted(callers)])
-                differing.append((number, callers))
+            if len({_way(post, depth) for post, _ in posts}) > 1:
+                post_of = {replica_id: post for post, replicas in posts for replica_id in replicas}
+                first = order.note(number, ([_way(post_of[each], depth)] for each in sorted(post_of)))
+                differing.append((number, post_of))
         if first is not None:
-            found = [(number, callers) for number, callers in differing if number >= first]
-            return {each: tuple((number, callers[each]) for number, callers in found) for each in found[0][1]}
+            found = [(number, post_of) for number, post_of in differing if number >= first]
+            return {
+                each: tuple((number, post_of[each].path[: depth + 1][-1].location) for number, post_of in found)
+                for each in found[0][1]
+            }
     return {}
 
 
-def _callers(post: Post, depth: int) -> Callers:
-    return post.path[1 : 1 + depth]
-
-
-def _key(callers: Callers) -> tuple[tuple[object, ...], ...]:
-    return tuple(place[:3] for place in callers)
+def _way(post: Post, depth: int) -> Hashable:
+    return tuple(place[:3] for place in post.path[: depth + 1])

@@ -178,10 +178,7 @@ class Collective:
         if posts[0][0].call.name is not None or len({post.path for post, _ in posts}) == 1:
             return []
         order_of = callers_in_another_order([(each.number, each.posts) for each in self._calls_here()])
-        by_order = grouped(
-            (tuple((number, callers[-1].location) for number, callers in order), replica_id)
-            for replica_id, order in order_of.items()
-        )
+        by_order = grouped((order, replica_id) for replica_id, order in order_of.items())
         post_of = {replica_id: post for post, ids in posts for replica_id in ids}
         return [Posted(tuple(sorted(ids)), post_of[min(ids)], order) for order, ids in by_order.items()]
 

@@ -428,6 +428,15 @@ async def swapped_through_a_helper_around_many_calls(ctx: ReplicaContext) -> Non
 
 
 @mismatch(Reason.CALL_SITE, 2)
+async def swapped_with_a_call_of_itself(ctx: ReplicaContext, *calls_itself: bool) -> None:
+    for each in calls_itself or ((True, False) if me(ctx) == 2 else (False, True)):
+        if each:
+            await swapped_with_a_call_of_itself(ctx, False)  # named
+        else:
+            await ctx.all_reduce("SUM", LOSS)  # named
+
+
+@mismatch(Reason.CALL_SITE, 2)
 async def rotated_through_a_helper(ctx: ReplicaContext) -> None:
     async def first() -> None:
         await total_and_meet(ctx, ONES)  # named
