@@ -204,8 +204,8 @@ def _deadlock(index: SnapshotIndex) -> CollectiveReport:
     running = {each.replica_id for each in replicas if each.state is ReplicaState.RUNNING}
     suspects = tuple(i for i in snapshot.deadlocked if i in running) or snapshot.deadlocked
     places = [each.location or (each.stack[-1] if each.stack else None) for each in replicas]
-    marks = dict.fromkeys((at for at in places if at is not None), False)
-    lines = [snapshot.cycle_text, *render.source_lines(list(marks.items())[: render.MOST_PLACES])]
+    unmarked = dict.fromkeys((at for at in places if at is not None), False)
+    lines = [snapshot.cycle_text, *render.source_lines(unmarked.items())]
     return CollectiveReport(Reason.DEADLOCK, number, replicas, suspects, on_a_screen(lines))
 
 

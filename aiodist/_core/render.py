@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from aiodist._core import source
@@ -35,7 +36,7 @@ from aiodist._core.text import (
 )
 from aiodist._core.trouble import Collective
 
-MOST_PLACES = 6
+_MOST_PLACES = 6
 _MOST_PARTITIONS = 8
 _MOST_PATHS = 4
 _MOST_STEPS = 6
@@ -97,7 +98,7 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
         f"{ids_briefly(everyone)} wait for each other, {each}",
         *(f"{line}," for line in shown_steps[:-1]),
         shown_steps[-1],
-        *source_lines(places[:MOST_PLACES]),
+        *source_lines(places),
         *differ,
     ]
     return lines, tuple(fitted([advice]))
@@ -278,13 +279,13 @@ def _source_lines(trouble: Collective, doing: _Doing) -> list[str]:
             helpers[here] = False
         elif here is not None:
             places.setdefault(here, replica_id in minority)
-    return source_lines([*places.items(), *helpers.items()][:MOST_PLACES])
+    return source_lines([*places.items(), *helpers.items()])
 
 
 def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:
-    """Return the source lines at some places, some of which are marked."""
+    """Return the source lines at the first few of some places, some of which are marked."""
     lines: dict[tuple[str, str], bool] = {}
-    for at, mark in places:
+    for at, mark in islice(places, _MOST_PLACES):
         line = source.line_at(at)
         if line:
             lines.setdefault((place(at), line), mark)
@@ -298,7 +299,7 @@ def _waits(trouble: Collective) -> list[str]:
     waits = grouped(
         (each.waits_for, each.replica_id) for each in trouble.reports.values() if each.waits_for is not None
     )
-    return [f"{capitalised(clause(ids, what))}." for what, ids in list(waits.items())[:MOST_PLACES]]
+    return [f"{capitalised(clause(ids, what))}." for what, ids in list(waits.items())[:_MOST_PLACES]]
 
 
 # What differs inside the calls: the first field that is not the same, unless the rows show it.

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import get_ident
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -66,7 +66,7 @@ from aiodist._runtime.requests import Request
 from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
 from aiodist._runtime.threads import DeviceThreads, ReductionThreads
 
-Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+ReplicaCall: TypeAlias = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
 _SETTLE_SECONDS = 0.1
 _TURNS = 8
@@ -640,7 +640,7 @@ def new_detached_run(run: Run) -> Run:
     return run
 
 
-def run_replicas(run: Run, calls: Sequence[Call]) -> Coroutine[Any, Any, list[Any]]:
+def run_replicas(run: Run, calls: Sequence[ReplicaCall]) -> Coroutine[Any, Any, list[Any]]:
     """Run one function call on each replica of a new run; return their results in replica order."""
     return _Replicas(run, calls).results()
 
@@ -648,7 +648,7 @@ def run_replicas(run: Run, calls: Sequence[Call]) -> Coroutine[Any, Any, list[An
 class _Replicas:
     """The replicas of one run: their tasks, their threads, and what they returned or raised."""
 
-    def __init__(self, run: Run, calls: Sequence[Call]) -> None:
+    def __init__(self, run: Run, calls: Sequence[ReplicaCall]) -> None:
         self._run = run
         self._calls = calls
         self._results: list[Any] = [None] * len(calls)

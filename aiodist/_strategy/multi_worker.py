@@ -31,8 +31,7 @@ from aiodist._core.ledger import Member, Path
 from aiodist._core.terms import ReplicaState
 from aiodist._data.distributed import without_rows
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text, function_of
-from aiodist._runtime.scheduler import Call as ReplicaCall
-from aiodist._runtime.scheduler import Run
+from aiodist._runtime.scheduler import ReplicaCall, Run
 from aiodist._runtime.stacks import all_callers
 from aiodist._strategy.extended import StrategyExtended, new_extended
 from aiodist._strategy.reductions import (

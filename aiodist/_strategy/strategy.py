@@ -28,7 +28,7 @@ from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext, context_of
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
-from aiodist._runtime.scheduler import Call, Run, new_detached_run, run_replicas
+from aiodist._runtime.scheduler import ReplicaCall, Run, new_detached_run, run_replicas
 from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended, split_arguments
 from aiodist._strategy.reductions import Operation, combine, named
 from aiodist._strategy.scope import (
@@ -158,7 +158,7 @@ class Strategy(HasReplicas):
     def _new_detached_run(self) -> Run:
         return new_detached_run(self._new_run())
 
-    async def _carry_out(self, run: Run, calls: Sequence[Call], site: Any) -> Any:  # noqa: ARG002  (for workers)
+    async def _carry_out(self, run: Run, calls: Sequence[ReplicaCall], site: Any) -> Any:  # noqa: ARG002  (for workers)
         self._runs.begin(run.ledger, run.devices)
         try:
             results = await run_replicas(run, calls)
@@ -168,7 +168,9 @@ class Strategy(HasReplicas):
         check_created(members)
         return regroup(results, replicas=[member.replica_id for member in members])
 
-    def _calls(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Call]:
+    def _calls(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> list[ReplicaCall]:
         """Return the call that each replica of this process makes."""
         require_cross_replica(self, "strategy.run")
         if not callable(fn):
