@@ -18,7 +18,7 @@ from traceback import format_exception, walk_stack
 from types import CodeType, FrameType
 from typing import Any, TextIO
 
-from aiodist._checking.explore import Result, explore, replay, took_too_long, value_of, without_frames_before
+from aiodist._checking.explore import Result, explore, replay, took_too_long, value_of
 from aiodist._checking.loop import ControlledLoop, Step, step_of
 from aiodist._checking.schedule import Schedule
 from aiodist._checking.target import Source, TargetError, TargetExitError
@@ -29,6 +29,7 @@ from aiodist._core.terms import Location
 from aiodist._core.text import count, duration, full_place, size
 from aiodist._core.wire import named
 from aiodist._runtime.blocking import BlockedLoop, watch
+from aiodist._runtime.outcome import without_frames_before
 from aiodist._strategy.strategy import MirroredStrategy
 
 _MOST_SCHEDULES = 20

@@ -186,16 +186,6 @@ def value_of(program: Program) -> Any:
     return found
 
 
-def without_frames_before(error: Exception) -> Exception:
-    """Return an error whose traceback begins with the program's frames, not an event loop's or ours."""
-    traceback = error.__traceback__
-    while traceback is not None and (
-        is_plumbing(traceback.tb_frame) or str(traceback.tb_frame.f_globals.get("__name__")).startswith("importlib")
-    ):
-        traceback = traceback.tb_next
-    return error.with_traceback(traceback)
-
-
 def explore(program: Program, *, schedules: int, seed: int, seconds: float | None) -> Result:
     """Run a program under schedules until one fails; a program that leaves no choice has only one.
 

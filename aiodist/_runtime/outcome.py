@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Ledger, Replica
 from aiodist._core.text import conjugated, error_line, grouped, ids, ids_briefly, place
+from aiodist._runtime.stacks import is_plumbing
 
 _MOST_NOTES = 4
-_SCHEDULER = "aiodist._runtime.scheduler"
 
 
 def note_of_failure(ledger: Ledger, replica: Replica, device: str, *, first: bool) -> str:
@@ -68,10 +68,12 @@ def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
     return error if isinstance(error, KeyboardInterrupt) else None
 
 
-def without_frames_of_ours(error: BaseException) -> BaseException:
-    """Return an error whose traceback begins with the program's frames, instead of the scheduler's."""
+def without_frames_before(error: BaseException) -> BaseException:
+    """Return an error whose traceback begins with the program's frames, not an event loop's or ours."""
     traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") == _SCHEDULER:
+    while traceback is not None and (
+        is_plumbing(traceback.tb_frame) or str(traceback.tb_frame.f_globals.get("__name__")).startswith("importlib")
+    ):
         traceback = traceback.tb_next
     return error.with_traceback(traceback)
 

@@ -681,12 +681,12 @@ class _Replicas:
         except get_cancelled_exc_class() as cancellation:
             error = outcome.error_of_run(None, self._failures, {})
             if error is not None:
-                raise outcome.without_frames_of_ours(error) from None
+                raise outcome.without_frames_before(error) from None
             raise cancellation.with_traceback(None)  # noqa: B904
         except BaseExceptionGroup as group:  # trio's, of a Ctrl-C that meets this task where it waits for the replicas
             interrupt = outcome.interrupt_in(group)
             if interrupt is not None:
-                raise outcome.without_frames_of_ours(interrupt) from None
+                raise outcome.without_frames_before(interrupt) from None
             raise
         finally:
             self._release()
@@ -699,7 +699,7 @@ class _Replicas:
             )
             error.__cause__ = self._cancellations[replica_id]
         if error is not None:
-            raise outcome.without_frames_of_ours(error)
+            raise outcome.without_frames_before(error)
         return self._results
 
     def _release(self) -> None:
