@@ -142,7 +142,6 @@ REDUCE_SCATTER: Final = Kind("reduce_scatter", reduce_scatter_plan, by_leaf=True
 SCAN: Final = Kind("scan", scan_plan, shared=False)
 ALL_TO_ALL: Final = Kind("all_to_all", all_to_all_plan, by_leaf=True, cut="split_axis", shared=False)
 BARRIER: Final = Kind("barrier")
-NEW_GROUP: Final = Kind("new_group")
 JOIN: Final = Kind("join")
 MERGE_CALL: Final = Kind("merge_call", shared=False)
 
