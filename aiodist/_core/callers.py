@@ -22,9 +22,10 @@ _MOST_CALLS = 256
 
 
 class CallerOrder:
-    """A memory of the calls that participants have reached in different ways."""
+    """A memory of the calls that participants have reached in different ways, as far back as some number of calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_calls: int = _MOST_CALLS) -> None:
+        self._most_calls = most_calls
         self._sums: dict[Hashable, list[int]] = {}
         self._calls: dict[Hashable, dict[int, int]] = {}  # the last calls' numbers, by a hash of the sums before each
 
@@ -45,10 +46,11 @@ class CallerOrder:
             return None
         sums, calls = self._sums.get(key, [0] * len(hashes)), self._calls.setdefault(key, {})
         calls[hash(tuple(sums))] = number
-        if len(calls) > _MOST_CALLS:
+        if len(calls) > self._most_calls:
             del calls[next(iter(calls))]
         self._sums[key] = [total + one - hashes[0] for total, one in zip(sums, hashes, strict=True)]
-        return calls.get(hash(tuple(self._sums[key])))
+        first = calls.get(hash(tuple(self._sums[key])))
+        return first if first is not None and number - first < self._most_calls else None
 
 
 def _hash(way: Hashable) -> int:

@@ -219,7 +219,7 @@ class Group:
         self.failed: list[Slot] = []  # those that completed with an error before they were matched
         self._first_gone = _NEVER  # the lowest number that a member never posts, because it has ended or joined
         self._unsettled: set[int] | None = None
-        self._callers = CallerOrder()
+        self._callers = CallerOrder(HISTORY)  # a report could show no older ones
         for member in self.members:
             member.replica.members.add(member)
 
@@ -296,8 +296,7 @@ class Group:
         usual, others = nearest_callers(slot.first), slot.others or {}
         differing = {position: nearest_callers(post_of(post)) for position, post in others.items()}
         ways = (differing.get(member.position, usual) for member in self.members)
-        first = self._callers.note(slot.number, ways, slot.first.path[0][:3])
-        return first is None or slot.number - first >= HISTORY  # longer ago than a report could show
+        return self._callers.note(slot.number, ways, slot.first.path[0][:3]) is None
 
     def _match(self, slot: Slot) -> None:
         slot.matched = True

@@ -97,9 +97,8 @@ class SwappedCalls:
             self._orders.pop(slot.group, None)  # a barrier: what came before is over
         elif slot.others is not None:
             posts = (slot.post_of(each.position) for each in slot.group.members)
-            first = self._orders.setdefault(slot.group, CallerOrder()).note(slot.number, map(_likenesses, posts))
-            if first is not None and slot.number - first < _MOST_CALLS:
-                return first
+            order = self._orders.setdefault(slot.group, CallerOrder(_MOST_CALLS))
+            return order.note(slot.number, map(_likenesses, posts))
         return None
 
 
