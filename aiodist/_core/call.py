@@ -89,6 +89,7 @@ def _place(file: str, code: CodeType, offset: int) -> Place:  # code objects of 
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120  (quicker to import)
 _STANDARD = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
 _PROGRAMS = ("_demos", "_tools")
+_KERNELS = f"{os.sep}aiodist_kernels{os.sep}"
 _PACKAGES = f"-packages{os.sep}"  # the end of the name of the folder with what is installed
 _LOOPS = (*(f"{name}{os.sep}" for name in ("asyncio", "anyio", "trio", "uvloop")), "contextlib.py")
 
@@ -98,6 +99,8 @@ def is_of_the_program(file: str) -> bool:
     """Return whether a file belongs to the program, not to aiodist or an event loop."""
     if file.startswith(_OWN):
         return file.removeprefix(_OWN).startswith(_PROGRAMS)
+    if _KERNELS in file:
+        return False
     _, library, name = file.rpartition(_PACKAGES if _PACKAGES in file else _STANDARD)
     return not (library and name.startswith(_LOOPS))
 

@@ -380,7 +380,7 @@ class Run:
         trouble = self._troubles[group]
         if turns == _TURNS:
             trouble.until = None
-        if self.closed or self.over or trouble.until is not None:
+        if self.closed or trouble.until is not None:
             return
         if turns:
             self.loop.call_soon(self._report_after_turns, group, turns - 1)

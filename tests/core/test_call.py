@@ -28,8 +28,8 @@ def test_bytes_of_other_values(value: Any, nbytes: int | None) -> None:
     assert request(kinds.BROADCAST, None, 0, None, *described(value)[:2]).call.nbytes == nbytes
 
 
-@pytest.mark.parametrize("name", ["aiodist", "anyio", "asyncio", "contextlib", "trio"])
-def test_event_loops_are_not_of_the_program(name: str) -> None:
+@pytest.mark.parametrize("name", ["aiodist", "aiodist_kernels", "anyio", "asyncio", "contextlib", "trio"])
+def test_event_loops_and_aiodist_are_not_of_the_program(name: str) -> None:
     assert not is_of_the_program(str(pytest.importorskip(name).__file__))
 
 
