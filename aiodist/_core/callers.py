@@ -13,8 +13,9 @@ replicas reach through the same callers does not change the sums, so it costs ha
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 
-from aiodist._core.call import Post
+from aiodist._core.call import Place, Post
 from aiodist._core.terms import Location
 
 _DEPTHS = (1, 2)
@@ -29,16 +30,16 @@ class CallerOrder:
         self._sums: dict[Hashable, list[int]] = {}
         self._calls: dict[Hashable, dict[int, int]] = {}  # the last calls' numbers, by a hash of the sums before each
 
-    def note(self, number: int, ways: Iterable[Sequence[Hashable]], place: Hashable = None) -> int | None:
+    def note(self, number: int, ways: Iterable[Sequence[int]], place: Hashable = None) -> int | None:
         """Note a call at a place that all participants have made, by its number and how each has reached it.
 
-        A way has several aspects; in each of them, the ways of different participants are compared.
+        A way has several aspects, a `mixed_hash` each; in each, the ways of different participants are compared.
 
         Returns:
             The number of the first of the calls that they have made in another order; None if there are none.
         """
         aspects = enumerate(zip(*ways, strict=True))
-        found = [self._note((place, index), number, list(map(_hash, column))) for index, column in aspects]
+        found = [self._note((place, index), number, column) for index, column in aspects]
         return max((first for first in found if first is not None), default=None)
 
     def _note(self, key: Hashable, number: int, hashes: Sequence[int]) -> int | None:
@@ -53,14 +54,19 @@ class CallerOrder:
         return first if first is not None and number - first < self._most_calls else None
 
 
-def _hash(way: Hashable) -> int:
-    """Return a hash whose sums tell ways apart. That of a tuple is nearly a sum of its items' itself."""
-    return hash(str(hash(way)))
+def mixed_hash(value: Hashable) -> int:
+    """Return a hash whose sums tell values apart. That of a tuple is nearly a sum of its items' itself."""
+    return hash(str(hash(value)))
 
 
-def nearest_callers(post: Post) -> list[Hashable]:
-    """Return what tells the nearest caller of a post from others, and the nearest two."""
-    return [_way(post, depth) for depth in _DEPTHS]
+def nearest_callers(post: Post) -> tuple[int, ...]:
+    """Return hashes of the nearest caller of a post, and of the nearest two."""
+    return _hashes(post.path[: 1 + _DEPTHS[-1]])
+
+
+@lru_cache(maxsize=4096)
+def _hashes(path: tuple[Place, ...]) -> tuple[int, ...]:
+    return tuple(mixed_hash(tuple(place[:3] for place in path[: 1 + depth])) for depth in _DEPTHS)
 
 
 def callers_in_another_order(
@@ -75,13 +81,13 @@ def callers_in_another_order(
         By replica, the numbers and callers of the calls that replicas reached through different callers. If a replica's
         own function made a call, the call's place stands for its caller.
     """
-    for depth in _DEPTHS:
+    for index, depth in enumerate(_DEPTHS):
         order, first, differing = CallerOrder(), None, []
         for number, posts in calls:
             first = None
-            if len({_way(post, depth) for post, _ in posts}) > 1:
+            if len({nearest_callers(post)[index] for post, _ in posts}) > 1:
                 post_of = {replica_id: post for post, replicas in posts for replica_id in replicas}
-                first = order.note(number, ([_way(post_of[each], depth)] for each in sorted(post_of)))
+                first = order.note(number, ([nearest_callers(post_of[each])[index]] for each in sorted(post_of)))
                 differing.append((number, post_of))
         if first is not None:
             found = [(number, post_of) for number, post_of in differing if number >= first]
@@ -90,7 +96,3 @@ def callers_in_another_order(
                 for each in found[0][1]
             }
     return {}
-
-
-def _way(post: Post, depth: int) -> Hashable:
-    return tuple(place[:3] for place in post.path[: depth + 1])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from aiodist._core.call import MESSAGE, OrderCheck, Place, Post, place
-from aiodist._core.callers import CallerOrder
+from aiodist._core.callers import CallerOrder, mixed_hash
 from aiodist._core.ledger import Group, Slot
 from aiodist._core.snapshot import Snapshot
 from aiodist._torch.private import torch
@@ -82,7 +82,7 @@ _LIKENESSES: Final = tuple((look, depth) for look in (lambda at: at, _text) for 
 @lru_cache(maxsize=4096)
 def _likenesses(post: Post) -> tuple[int, ...]:
     """Return a hash for each likeness; equal ones mean that posts are alike in it."""
-    return tuple(hash((post.call, *map(look, post.path[:depth]))) for look, depth in _LIKENESSES)
+    return tuple(mixed_hash((post.call, *map(look, post.path[:depth]))) for look, depth in _LIKENESSES)
 
 
 class SwappedCalls:
