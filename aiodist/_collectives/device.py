@@ -304,8 +304,7 @@ def _may_write_while_reading(columns: Sequence[Column], buffers: Mapping[tuple[i
 
 def _columns(spec: Spec, values: Sequence[Any], positions: Sequence[int]) -> list[Sequence[Any]]:
     """Return, by leaf, what the replicas at some positions contribute."""
-    rows = [values[position] for position in positions]
-    return [rows] if spec.single else list(zip(*rows, strict=True))
+    return spec.columns([values[position] for position in positions])
 
 
 def _nests(spec: Spec, columns: Sequence[Sequence[Any]], positions: Sequence[int], size: int) -> list[Any]:

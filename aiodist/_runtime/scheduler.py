@@ -46,7 +46,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import check_awaited
 from aiodist._collectives import kinds
-from aiodist._core.call import OrderCheck, place
+from aiodist._core.call import OrderCheck
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
 from aiodist._core.instrument import Observer, current_observer
 from aiodist._core.ledger import Group, Ledger, Member, Path
@@ -625,7 +625,7 @@ def _how_it_returned(state: _State) -> tuple[str | None, Location | None]:
     simple = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
     text = repr(value) if simple else f"<{type(value).__qualname__}>"
     text = text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
-    return text, None if frame is None else place(frame.f_code, frame.f_lasti).location
+    return text, None if frame is None else stacks.place_of(frame)
 
 
 def new_detached_run(run: Run) -> Run:

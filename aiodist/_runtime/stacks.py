@@ -15,7 +15,7 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple, TypeVar
 
-from aiodist._core.call import is_of_the_program
+from aiodist._core.call import is_of_the_program, place
 from aiodist._core.ledger import Member, Path
 from aiodist._core.terms import Location
 
@@ -119,9 +119,7 @@ def is_plumbing(frame: FrameType) -> bool:
 
 def place_of(frame: FrameType) -> Location:
     """Return where a frame is."""
-    code = frame.f_code
-    function = code.co_qualname.rpartition(".<locals>.")[2]
-    return Location(code.co_filename, frame.f_lineno or code.co_firstlineno, function)
+    return place(frame.f_code, frame.f_lasti).location
 
 
 def function_name(fn: Any) -> str:
