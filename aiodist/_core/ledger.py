@@ -210,6 +210,7 @@ class Group:
         if not all(each.id < self.size and ids[each.id] == each.id for each in replicas):
             ranks = {replica_id: rank for rank, replica_id in enumerate(ids)}
         self.members: list[Member] = [Member(each, self, at, ranks[each.id]) for at, each in enumerate(replicas)]
+        self.spans: bool = self.size != len(self.members)  # it has members in other processes
         self.made_at = made_at  # where the first member made it; None for the run's own group
         self.serial = serial  # its number among the groups of the run, in the order of their making
         self.open: dict[int, Slot] = {}  # the incomplete slots by number, without the join
@@ -577,7 +578,7 @@ class Ledger:
         blockers: dict[Slot, list[int]] = {}
         for slot in self.open_slots():
             members = slot.group.members
-            elsewhere = [_ELSEWHERE] if slot.group.size != len(members) else []
+            elsewhere = [_ELSEWHERE] if slot.group.spans else []
             if (slot.missing or elsewhere) and slot.has_waiters():
                 blockers[slot] = [*(m.replica_id for m in members if not m.has_posted(slot)), *elsewhere]
         waits = grouped((member.replica_id, slot) for slot in blockers for member in slot.waiting())

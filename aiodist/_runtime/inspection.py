@@ -387,7 +387,7 @@ def _ways_out(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
     enders = [id(each.task) for each in graph.enders[waiter]]
     if kind is Awaited.COLLECTIVE and things:
         slot = things[0]
-        elsewhere = [_ELSEWHERE] if slot.group.size != len(slot.group.members) else []
+        elsewhere = [_ELSEWHERE] if slot.group.spans else []
         if slot.complete or (slot.matched and not enders and not elsewhere):
             return ()
         missing = [("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)]

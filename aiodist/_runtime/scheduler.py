@@ -217,7 +217,7 @@ class Run:
     def carry_out(self, slot: Rendezvous, last: int) -> None:
         """Carry out a collective that all replicas of this process have posted alike; ``last`` posted last."""
         group = slot.group
-        if self.span is not None and group.size != len(group.members):  # `_spans`, inlined
+        if group.spans and self.span is not None:
             self.span.matched(slot)
             return
         if slot.request.kind is kinds.MERGE_CALL and not slot.absent:
@@ -241,10 +241,6 @@ class Run:
             self._wake(slot)
         else:
             self.loop.call_soon(self.release, slot)
-
-    def _spans(self, group: Group) -> bool:
-        """Return whether a group has members on other workers."""
-        return self.span is not None and group.size != len(group.members)
 
     def complete(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
         """Complete a collective with its result (shared, or by position) or its error; wake the waiting replicas."""
@@ -301,7 +297,7 @@ class Run:
             self.observer.posted(member, slot)
         each: Any
         for each in matched:
-            if each.request is JOIN and not self._spans(group):
+            if each.request is JOIN and not group.spans:
                 self.finish_join(each, group.number_of_join(), member.rank)
             else:
                 self.carry_out(each, -1)
@@ -323,7 +319,7 @@ class Run:
         """Let a replica make the next group of these members; see `Group.new_group`."""
         self.has_groups = True
         made = member.group.new_group(member, ranks, name, code, offset, path)
-        if self.span is not None and self._spans(made.group):
+        if made.group.spans and self.span is not None:
             self.span.made(made.group)
         if made.group.doomed is not None and not self.closed:
             self.reconsider(made.group, made)
