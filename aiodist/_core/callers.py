@@ -12,6 +12,7 @@ replicas reach through the same callers does not change the sums, so it costs ha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
 
@@ -75,24 +76,24 @@ def callers_in_another_order(
     """Return the callers through which each replica reached the last calls at a place, if their order differs.
 
     Args:
-        calls: the numbers of the calls, newest last, with the posts and the replicas that made them.
+        calls: the numbers of the calls, newest first, with the posts and the replicas that made them.
 
     Returns:
-        By replica, the numbers and callers of the calls that replicas reached through different callers. If a replica's
-        own function made a call, the call's place stands for its caller.
+        By replica, the numbers and callers of the calls that replicas reached through different callers, oldest first.
+        If a replica's own function made a call, the call's place stands for its caller.
     """
     for index, depth in enumerate(_DEPTHS):
-        order, first, differing = CallerOrder(), None, []
+        found: list[tuple[int, dict[int, Post]]] = []
+        sums: Counter[int] = Counter()  # of the hashes of each replica's callers
         for number, posts in calls:
-            first = None
             if len({nearest_callers(post)[index] for post, _ in posts}) > 1:
-                post_of = {replica_id: post for post, replicas in posts for replica_id in replicas}
-                first = order.note(number, ([nearest_callers(post_of[each])[index]] for each in sorted(post_of)))
-                differing.append((number, post_of))
-        if first is not None:
-            found = [(number, post_of) for number, post_of in differing if number >= first]
-            return {
-                each: tuple((number, post_of[each].path[: depth + 1][-1].location) for number, post_of in found)
-                for each in found[0][1]
-            }
+                found.insert(0, (number, {each: post for post, replicas in posts for each in replicas}))
+                sums.update({each: nearest_callers(post)[index] for each, post in found[0][1].items()})
+                if len(set(sums.values())) == 1:
+                    return {
+                        each: tuple((number, post_of[each].path[: 1 + depth][-1].location) for number, post_of in found)
+                        for each in sums
+                    }
+            elif not found:
+                break
     return {}

@@ -175,7 +175,7 @@ class Collective:
     def _by_callers(self) -> list[Posted]:
         """Return partitions by the callers through which replicas reached it, if the order of these differs."""
         posts = self.slot.posts
-        if posts[0][0].call.name is not None or len({post.path for post, _ in posts}) == 1:
+        if self.missing or posts[0][0].call.name is not None or len({post.path for post, _ in posts}) == 1:
             return []
         order_of = callers_in_another_order([(each.number, each.posts) for each in self._calls_here()])
         by_order = grouped((order, replica_id) for replica_id, order in order_of.items())
@@ -183,9 +183,10 @@ class Collective:
         return [Posted(tuple(sorted(ids)), post_of[min(ids)], order) for order, ids in by_order.items()]
 
     def _calls_here(self) -> Iterator[SlotRecord]:
-        """Yield the calls at its place, without a name, that all members have made, ending with itself."""
+        """Yield the calls at its place, without a name, that all members have made, newest first, from itself on."""
         here = self.slot.posts[0][0].path[0][:3]
-        for each in (*self.group.history, *(slot for slot in self.group.open if slot.number <= self.number)):
+        open_before = (slot for slot in reversed(self.group.open) if slot.number <= self.number)
+        for each in (*open_before, *reversed(self.group.history)):
             if sum(len(ids) for _, ids in each.posts) == len(self.group.key[0]):
                 post, _ = each.posts[0]
                 if post.path[0][:3] == here and post.call.name is None:
