@@ -20,13 +20,12 @@ from aiodist._core.call import Place, Post
 from aiodist._core.terms import Location
 
 _DEPTHS = (1, 2)
-_MOST_CALLS = 256
 
 
 class CallerOrder:
     """A memory of the calls that participants have reached in different ways, as far back as some number of calls."""
 
-    def __init__(self, most_calls: int = _MOST_CALLS) -> None:
+    def __init__(self, most_calls: int) -> None:
         self._most_calls = most_calls
         self._sums: dict[Hashable, list[int]] = {}
         self._calls: dict[Hashable, dict[int, int]] = {}  # the last calls' numbers, by a hash of the sums before each

@@ -9,7 +9,7 @@ from aiodist._core.callers import CallerOrder, mixed_hash
 
 def noted(*calls: tuple[int, str]) -> list[int | None]:
     """Note calls, each with a letter for each participant's way, in one aspect; return what is found."""
-    order = CallerOrder()
+    order = CallerOrder(256)
     return [order.note(number, [[mixed_hash(way)] for way in ways]) for number, ways in calls]
 
 
@@ -31,7 +31,7 @@ def test_first_call_in_another_order_is_found(calls: list[tuple[int, str]], firs
 
 
 def test_places_and_aspects_are_apart() -> None:
-    order, (a, b, x) = CallerOrder(), map(mixed_hash, "abx")
+    order, (a, b, x) = CallerOrder(256), map(mixed_hash, "abx")
     assert order.note(0, [(a, x), (b, x)], "here") is None
     assert order.note(1, [(b, x), (a, x)], "there") is None
     assert order.note(2, [(x, b), (x, a)], "here") is None
@@ -43,6 +43,6 @@ def test_ways_that_share_a_part_are_not_the_same() -> None:
         return [mixed_hash(parts)]
 
     for n in range(200):
-        order = CallerOrder()
+        order = CallerOrder(256)
         assert order.note(0, [way("x", n, "a"), way("x", n, "b")]) is None
         assert order.note(1, [way("y", n, "b"), way("y", n, "a")]) is None
