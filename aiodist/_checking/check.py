@@ -11,24 +11,22 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from math import prod
 from traceback import format_exception
 from types import CodeType
 from typing import Any, TextIO
 
-import numpy as np
-
-from aiodist._checking.explore import Result, explore, replay, took_too_long, value_of, without_frames_before
+from aiodist._checking.explore import Result, explore, replay, took_too_long, value_of
 from aiodist._checking.loop import ControlledLoop, HeldUpLoop
 from aiodist._checking.schedule import Schedule
 from aiodist._checking.target import Source, TargetError, TargetExitError
-from aiodist._core.call import Call, place
+from aiodist._core.call import place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer, observing
 from aiodist._core.terms import Location
-from aiodist._core.text import count, duration, shown, size
+from aiodist._core.text import count, duration, full_place, size
 from aiodist._core.wire import named
 from aiodist._runtime.blocking import watch
+from aiodist._runtime.outcome import without_frames_before
 from aiodist._strategy.strategy import MirroredStrategy
 
 _MOST_SCHEDULES = 20
@@ -56,7 +54,7 @@ class Site:
 
     def row(self) -> list[str]:
         """Return its row of the table."""
-        row = [self.call, shown(self.location), str(self.times), size(self.bytes)]
+        row = [self.call, full_place(self.location), str(self.times), size(self.bytes)]
         if not self.waited_seconds:
             return [*row, "", ""]
         (replica_id, times), *others = self.last_to_come.most_common() or [(-1, 0)]
@@ -76,7 +74,7 @@ class Statistics(Observer):
         self.errors: list[Exception] = []  # of runs that disagreed or were refused, even if the program caught them
         self._clock: Callable[[], float] = float
 
-    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
+    def run_begun(self, run: ObservedRun, name: str) -> None:
         """Count a run; refuse one on a loop that is not controlled."""
         try:
             is_controlled = isinstance(asyncio.get_running_loop(), ControlledLoop)
@@ -84,7 +82,7 @@ class Statistics(Observer):
             is_controlled = False
         if not is_controlled:
             error = TargetError(
-                f"{getattr(fn, '__qualname__', fn)} runs on an event loop that the target chose itself (trio, uvloop); "
+                f"{name} runs on an event loop that the target chose itself (trio, uvloop); "
                 "only asyncio's own can be controlled: leave the choice to asyncio.run or anyio.run"
             )
             self.errors.append(error)
@@ -107,7 +105,8 @@ class Statistics(Observer):
         if site is None:
             site = self.sites[key] = Site(call.kind, str(call), place(slot.code, slot.offset).location)
         site.times += 1
-        site.bytes += _bytes(call, slot.result, len(members))
+        nbytes = call.nbytes
+        site.bytes += _size_of(slot.result) if nbytes is None else len(members) * nbytes
         waited = self._clock() - slot.started
         if waited > 0:
             site.waited_seconds = round(site.waited_seconds + waited, 9)
@@ -115,15 +114,9 @@ class Statistics(Observer):
                 site.last_to_come[members[slot.last].replica_id] += 1
 
 
-def _bytes(call: Call, result: Any, size: int) -> int:
-    """Return how many bytes all replicas contributed; where their sizes differ, as in all_gather, the result's."""
-    if any(None in shape for shape, _, _ in call.leaves):
-        leaves = result if isinstance(result, list) else [result]
-        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
-    return size * sum(
-        prod(dim or 0 for dim in shape) * (8 if array == "number" else np.dtype(dtype).itemsize)
-        for shape, dtype, array in call.leaves
-    )
+def _size_of(result: Any) -> int:
+    """Return how many bytes a result has, which stand for those contributed where sizes differ, as in all_gather."""
+    return sum(int(getattr(leaf, "nbytes", 0)) for leaf in (result if isinstance(result, list) else [result]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +164,8 @@ class Checked:
                 where = "In the given schedule"
             elif self.result.schedule.changes:
                 where = f"Found in schedule {done} of {request.most_schedules()}"
-            story = self.result.story(where, ", in which nothing fails:") or [f"{where}."]
-            return "\n".join([self.failure(), "", *story, f"Again:  {self.command()}"])
+            lines = self.result.describe_changes(where, ", in which nothing fails:") or [f"{where}."]
+            return "\n".join([self.failure(), "", *lines, f"Again:  {self.command()}"])
         collectives = count(sum(site.times for site in statistics.sites.values()), "collective")
         runs = "" if statistics.runs == 1 else f" in {statistics.runs} runs"
         only = " (it leaves no choice)" if done == 1 < request.most_schedules() else ""

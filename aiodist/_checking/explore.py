@@ -27,7 +27,7 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer, observing
 from aiodist._core.report import CollectiveReport
 from aiodist._core.terms import Reason
-from aiodist._core.text import count, on_a_screen, shown, upper
+from aiodist._core.text import capitalised, count, full_place, on_a_screen
 from aiodist._runtime.current import current
 from aiodist._runtime.inspection import inspect_loop
 from aiodist._runtime.scheduler import Run
@@ -70,7 +70,7 @@ class StuckRuns(Observer):
         self._error: CollectiveError | None = None
         self._seen: dict[Run, tuple[int, ...]] = {}
 
-    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:  # noqa: ARG002
+    def run_begun(self, run: ObservedRun, name: str) -> None:  # noqa: ARG002
         """Note a run."""
         self._running.append(run)
 
@@ -117,7 +117,7 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
 
 def took_too_long(seconds: float, why: Iterable[str]) -> CollectiveError:
     """Return the error for a run that its loop could not end in time, with what held it up."""
-    text = on_a_screen([_WHAT[Reason.TIMEOUT].format(seconds), *map(upper, why), _MORE_TIME])
+    text = on_a_screen([_WHAT[Reason.TIMEOUT].format(seconds), *map(capitalised, why), _MORE_TIME])
     return analysis.error_of(CollectiveReport(Reason.TIMEOUT, 0, (), (), text))
 
 
@@ -137,7 +137,7 @@ class Result:
         reason = self.error.report.reason if isinstance(self.error, CollectiveError) else None
         return type(self.error), reason
 
-    def story(self, where: str, end: str = ":") -> list[str]:
+    def describe_changes(self, where: str, end: str = ":") -> list[str]:
         """Return lines that say how many changes to the default order there are, and what they do, if there are any."""
         changes = self.schedule.changes
         if not changes:
@@ -184,16 +184,6 @@ def value_of(program: Program) -> Any:
         raise
     runner.close()
     return found
-
-
-def without_frames_before(error: Exception) -> Exception:
-    """Return an error whose traceback begins with the program's frames, not an event loop's or ours."""
-    traceback = error.__traceback__
-    while traceback is not None and (
-        is_plumbing(traceback.tb_frame) or str(traceback.tb_frame.f_globals.get("__name__")).startswith("importlib")
-    ):
-        traceback = traceback.tb_next
-    return error.with_traceback(traceback)
 
 
 def explore(program: Program, *, schedules: int, seed: int, seconds: float | None) -> Result:
@@ -254,7 +244,7 @@ def _who(step: Step) -> str:
 
 def _where(step: Step) -> str:
     places = await_chain(step.task.get_coro())
-    return f"at {shown(places[-1])}" if places else "at its start"
+    return f"at {full_place(places[-1])}" if places else "at its start"
 
 
 def _reduce(program: Program, failed: Result, *, seconds: float | None) -> Result:

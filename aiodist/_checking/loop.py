@@ -381,9 +381,9 @@ class HeldUpLoop(BlockedLoop):
         self._seconds = seconds
         super().__init__(lambda: None, self.found.setdefault)
 
-    def blocks(self, task: Any, where: Location, seconds: float) -> None:
+    def report_step(self, task: Any, where: Location, seconds: float) -> None:
         """Note what a step does, and end one that has taken too long."""
-        super().blocks(task, where, seconds)
+        super().report_step(task, where, seconds)
         if seconds > self._seconds and self.found:
             self.ended_step = True
             signal.pthread_kill(self._thread, _ENDS_STEP)

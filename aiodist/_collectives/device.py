@@ -304,8 +304,7 @@ def _may_write_while_reading(columns: Sequence[Column], buffers: Mapping[tuple[i
 
 def _columns(spec: Spec, values: Sequence[Any], positions: Sequence[int]) -> list[Sequence[Any]]:
     """Return, by leaf, what the replicas at some positions contribute."""
-    rows = [values[position] for position in positions]
-    return [rows] if spec.single else list(zip(*rows, strict=True))
+    return spec.columns([values[position] for position in positions])
 
 
 def _nests(spec: Spec, columns: Sequence[Sequence[Any]], positions: Sequence[int], size: int) -> list[Any]:
@@ -347,7 +346,7 @@ class DeviceExecutor:
         spec = collective.spec
         assert spec is not None
         self._spec = spec
-        self._positions = [position for position in range(size) if position not in absent]
+        self._positions = sorted({*range(size)}.difference(absent))
         self._targets = targets
         self._receivers: Sequence[int] = self._positions if targets is None else range(len(targets))
         self._size = size if targets is None else len(targets)

@@ -208,7 +208,7 @@ class HostExecutor:
     ) -> None:
         kind, spec = collective.kind, collective.spec
         self._size = size
-        self._positions = [position for position in range(size) if position not in absent]
+        self._positions = sorted({*range(size)}.difference(absent))
         self._one_result = kind.shared  # perhaps copied for each replica
         self._single = spec is not None and spec.single
         plans = enumerate(collective.without(absent).plans(len(self._positions)))

@@ -26,7 +26,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.leaves import LeafType, Spec
-from aiodist._core.text import ids_briefly
+from aiodist._core.text import clause
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.rules import rule_for
 
@@ -142,7 +142,6 @@ REDUCE_SCATTER: Final = Kind("reduce_scatter", reduce_scatter_plan, by_leaf=True
 SCAN: Final = Kind("scan", scan_plan, shared=False)
 ALL_TO_ALL: Final = Kind("all_to_all", all_to_all_plan, by_leaf=True, cut="split_axis", shared=False)
 BARRIER: Final = Kind("barrier")
-NEW_GROUP: Final = Kind("new_group")
 JOIN: Final = Kind("join")
 MERGE_CALL: Final = Kind("merge_call", shared=False)
 
@@ -189,10 +188,9 @@ class Collective(NamedTuple):
         if kind.shared and not (kind.from_one and self.detail in absent):
             return
         which = f"replica {self.detail}'s value" if kind.from_one else "a value of every replica"
-        have = "have" if len(absent) > 1 else "has"
         raise ValueError(
-            f"{kind.name} needs {which}, and {ids_briefly(absent)} {have} joined; make it before the first joins, or "
-            "after the last has"
+            f"{kind.name} needs {which}, and {clause(absent, 'has')} joined; make it before the first joins, or after "
+            "the last has"
         )
 
     def without(self, absent: Sequence[int]) -> Collective:

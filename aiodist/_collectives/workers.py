@@ -334,12 +334,9 @@ class Transfer:
                 else:
                     made = [host.assembled(each, {size: total}, size) for each in plan.own_results(index)]
                     self._results[index] = list(map(frozen, made))
-        if single and shared:
-            return self._results[0][0]
         found = [[column[i] for column in self._results] for i in range(1 if shared else len(plan.members.own))]
-        if shared:
-            return found[0]
-        return [row[0] for row in found] if single else found
+        results = [leaves[0] for leaves in found] if single else found
+        return results[0] if shared else results
 
 
 def on_host(collective: Collective) -> Collective:

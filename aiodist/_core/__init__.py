@@ -9,7 +9,7 @@ only the standard library. The modules, each importing only from those above it:
 - `report`: CollectiveReport and its parts, as users see them.
 - `errors`: the errors that carry reports, and the others that users catch.
 - `call`: Call, Post and Place: a replica's request, and its place; OrderCheck, compare, difference, fingerprint.
-- `callers`: CallerOrder: finds replicas that reached a call through the same callers in another order.
+- `callers`: CallerOrder: finds replicas that have made the same calls in another order, by how they reached them.
 - `text`: ids, counts, times, sizes and places as text.
 - `waitgraph`: stuck(): the nodes that will never continue; shortest_cycle().
 - `source`: the program's source around calls.

@@ -39,10 +39,7 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
     if snapshot.deadlocked:
         return _deadlock(index)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
-    report = _report(Collective(index, group, group.open[0] if group.open else NO_SLOT))
-    # If a replica's own error has ended the run, nothing was late: the others lack the replica that failed.
-    failed = any(each.end is ReplicaState.FAILED for each in snapshot.replicas)
-    return replace(report, reason=Reason.EXITED) if failed else report
+    return _report(Collective(index, group, group.open[0] if group.open else NO_SLOT))
 
 
 def _order(group: GroupRecord) -> tuple[Any, ...]:
@@ -207,8 +204,8 @@ def _deadlock(index: SnapshotIndex) -> CollectiveReport:
     running = {each.replica_id for each in replicas if each.state is ReplicaState.RUNNING}
     suspects = tuple(i for i in snapshot.deadlocked if i in running) or snapshot.deadlocked
     places = [each.location or (each.stack[-1] if each.stack else None) for each in replicas]
-    marks = dict.fromkeys((at for at in places if at is not None), False)
-    lines = [snapshot.cycle_text, *render.source_lines(list(marks.items())[: render.MOST_PLACES])]
+    unmarked = dict.fromkeys((at for at in places if at is not None), False)
+    lines = [snapshot.cycle_text, *render.source_lines(unmarked.items())]
     return CollectiveReport(Reason.DEADLOCK, number, replicas, suspects, on_a_screen(lines))
 
 

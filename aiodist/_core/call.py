@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import islice
+from math import prod
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
@@ -87,8 +89,9 @@ def _place(file: str, code: CodeType, offset: int) -> Place:  # code objects of 
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120  (quicker to import)
 _STANDARD = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
 _PROGRAMS = ("_demos", "_tools")
-_OF_ASYNCIO = (f"{_STANDARD}asyncio{os.sep}", f"{_STANDARD}contextlib.py")
-_LOOPS = tuple(f"-packages{os.sep}{name}{os.sep}" for name in ("anyio", "trio", "uvloop"))  # site-, or Debian's dist-
+_KERNELS = f"{os.sep}aiodist_kernels{os.sep}"
+_PACKAGES = f"-packages{os.sep}"  # the end of the name of the folder with what is installed
+_LOOPS = (*(f"{name}{os.sep}" for name in ("asyncio", "anyio", "trio", "uvloop")), "contextlib.py")
 
 
 @lru_cache(maxsize=4096)
@@ -96,7 +99,10 @@ def is_of_the_program(file: str) -> bool:
     """Return whether a file belongs to the program, not to aiodist or an event loop."""
     if file.startswith(_OWN):
         return file.removeprefix(_OWN).startswith(_PROGRAMS)
-    return not (file.startswith(_OF_ASYNCIO) or any(name in file for name in _LOOPS))
+    if _KERNELS in file:
+        return False
+    _, library, name = file.rpartition(_PACKAGES if _PACKAGES in file else _STANDARD)
+    return not (library and name.startswith(_LOOPS))
 
 
 class Function(NamedTuple):
@@ -149,6 +155,13 @@ class Call:
         """Shape, dtype and array type of every leaf."""
         return list(zip(self.shapes or (), self.dtypes, self.arrays, strict=True))
 
+    @property
+    def nbytes(self) -> int | None:
+        """The bytes of a value; None if the call does not determine them."""
+        if any(None in shape or array == "slices" for shape, _, array in self.leaves):
+            return None
+        return sum(prod(size or 0 for size in shape) * _itemsize(dtype) for shape, dtype, _ in self.leaves)
+
     def __str__(self) -> str:
         """Return kind and arguments as a person reads them: ``all_reduce(SUM, float32[3])``."""
         kind, _, arguments = (self.role or self.kind).partition("(")
@@ -179,6 +192,11 @@ class Call:
         if same and isinstance(self.axis[0], tuple):
             return f"split_axis={self.axis[0][0]}, concat_axis={self.axis[0][1]}"
         return f"axis={self.axis[0] if same else self.axis}"
+
+
+def _itemsize(dtype: str) -> int:
+    bits = re.search(r"\d+", dtype)
+    return {"bool": 1, "complex": 16}.get(dtype, 8) if bits is None else -(-int(bits[0]) // 8)
 
 
 def leaf_text(shape: tuple[int | None, ...], dtype: str, array: str) -> str:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from aiodist._core import source
 from aiodist._core.report import CallRecord, Divergence, DivergenceKind
 from aiodist._core.terms import Location
-from aiodist._core.text import clause, count, ids_briefly, place, shortened, upper
+from aiodist._core.text import capitalised, clause, count, ids_briefly, place, shortened
 
 _MOST_LINES = 8
 _MOST_BREAKS = 4
@@ -66,8 +66,8 @@ def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Diverg
         one, other = found.replicas, found.others
         if found.kind is DivergenceKind.SKIPPED:
             one, other = other, one
-        only = f"{upper(clause(one, 'makes'))} {_listed(found.calls)}, which {clause(other, 'does')} not make here."
-        return replace(found, text=only)
+        only = f"{clause(one, 'makes')} {_listed(found.calls)}, which {clause(other, 'does')} not make here."
+        return replace(found, text=capitalised(only))
     return found
 
 
@@ -93,7 +93,7 @@ def _skipped(
     if len(calls) > 1:
         made = "made" if certain else "would make"  # they wait in the first
         what = f"{len(calls)} calls, from {_kind_at(calls[0])} on, which {others} {made} as #{first} to #{last}"
-    text = f"{upper(how + ids_briefly(odd.replicas))} skipped {what}{then}."
+    text = f"{capitalised(how + ids_briefly(odd.replicas))} skipped {what}{then}."
     return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
@@ -105,7 +105,7 @@ def _next_call(odd: Side, skipped: Sequence[CallRecord], *, or_swapped: bool) ->
 
 
 def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, certain: bool = False) -> Divergence:
-    text = f"{upper(ids_briefly(odd.replicas))} {what}."
+    text = f"{capitalised(ids_briefly(odd.replicas))} {what}."
     return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
@@ -115,8 +115,8 @@ def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, ce
 def _by_calls(usual: Side, odd: Side) -> Divergence | None:
     if usual.keys[:2] == odd.keys[1::-1] and len(usual.keys) > 1:
         both, calls = ids_briefly([usual.replicas[0], odd.replicas[0]]), usual.calls[:2]
-        text = f"{upper(both)} make the same two calls in opposite order: {' and '.join(map(_listed, zip(calls)))}."
-        return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(calls), True, text)
+        text = f"{both} make the same two calls in opposite order: {' and '.join(map(_listed, zip(calls)))}."
+        return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(calls), True, capitalised(text))
     if odd.keys[0] in usual.keys:
         skipped = usual.calls[: usual.keys.index(odd.keys[0])]
         may_follow = len(skipped) == len(odd.calls) == 1  # it waits in one call, so it may make the other after it
@@ -142,7 +142,7 @@ def reached_in_another_order(
     other = "in the opposite order"
     if [caller for _, caller in callers] != [caller for _, caller in reversed(others)]:
         other = f"in another order: {', '.join(place(caller) for _, caller in others[:_MOST_CALLERS])}"
-    reached = f"{upper(ids_briefly(usual.replicas))} reached {_kind_at(odd.calls[0])} {order}"
+    reached = f"{capitalised(ids_briefly(usual.replicas))} reached {_kind_at(odd.calls[0])} {order}"
     calls = tuple(CallRecord(number, odd.calls[0].call, caller) for number, caller in callers)
     text = f"{reached}; {ids_briefly(odd.replicas)} {other}."
     return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, calls, True, text)
@@ -153,16 +153,25 @@ def reached_in_another_order(
 
 def _left_loop(past: Past, usual: Side, odd: Side) -> Divergence | None:
     for inside, left in ((usual, odd), (odd, usual)):
-        fork = _fork(inside, left)
-        if fork is None or not inside.keys or inside.keys[0] not in past.keys:
-            continue
-        here, there = fork
-        line = source.loop_left(here.file, here.line, there.line)
-        if line is not None:
-            loop = here._replace(line=line)
+        way = _way_out(inside, left) if inside.keys and inside.keys[0] in past.keys else None
+        if way is not None:
+            loop, there = way
             extra = _extra_call(past, inside, left, loop, there)
             return extra or _uneven(past, inside, left, loop, None if left is usual else there)
     return None
+
+
+def _way_out(inside: Side, left: Side) -> tuple[Location, Location] | None:
+    """Return the loop that only one side is in, and where the other has gone; None if there is no such loop."""
+    fork = _fork(inside, left)
+    loop = None if fork is None else source.loop_left(*fork)
+    return None if fork is None or loop is None else (loop, fork[1])
+
+
+def left_by_exception(usual: Side, odd: Side) -> bool:
+    """Return whether an exception may have ended the loop that the odd side has left."""
+    way = _way_out(usual, odd)
+    return way is not None and source.handler_between(*way) is not None
 
 
 def _extra_call(past: Past, inside: Side, left: Side, loop: Location, there: Location) -> Divergence | None:
@@ -170,11 +179,10 @@ def _extra_call(past: Past, inside: Side, left: Side, loop: Location, there: Loc
 
     This is possible if the call is under a condition, in a loop around both, and was never made before.
     """
-    if not left.calls or left.keys[0] in past.keys or not source.is_in_one_loop(loop.file, loop.line, there.line):
+    if not left.calls or left.keys[0] in past.keys or not source.is_in_one_loop(loop, there):
         return None
     call = left.calls[0]
-    lines = ((at, source.condition_of(at.file, at.line)) for at in (call.location, there))
-    under = next((at._replace(line=line) for at, line in lines if line is not None), None)
+    under = source.condition_of(call.location) or source.condition_of(there)
     if under is None or (under.file == loop.file and under.line <= loop.line):
         return None
     made = f"made a call that {clause(inside.replicas, 'does')} not have: {_listed([call])}, under {_code_at(under)}"
@@ -187,7 +195,7 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Locat
     call = inside.calls[0]
     if past.calls[0].sequence_number == 0:  # all rounds are known
         text = (
-            f"{upper(ids_briefly(inside.replicas))} made {count(made + 1, 'call')} at {place(call.location)}, "
+            f"{capitalised(ids_briefly(inside.replicas))} made {count(made + 1, 'call')} at {place(call.location)}, "
             f"{ids_briefly(left.replicas)} made {made}; after {count(made, 'common round')} "
         )
     else:
@@ -199,18 +207,15 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Locat
     return Divergence(DivergenceKind.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
 
 
-CAUGHT = "; an exception may have ended it, caught by"
-
-
 def _ways_out(loop: Location, outside: Location) -> str:
     """Return what may have ended a loop or a round early: an exception, or a condition checked in every round."""
-    caught = source.catches(loop.file, loop.line, outside.line)
-    if caught is not None:
-        return f"{CAUGHT} {_code_at(loop._replace(line=caught))}"
+    handler = source.handler_between(loop, outside)
+    if handler is not None:
+        return f"; an exception may have ended it, caught by {_code_at(handler)}"
     found = [
-        f"a {word} under {_code_at(loop._replace(line=line))}"
-        for word, lines in source.conditions_in(loop.file, loop.line).items()
-        for line in lines[:_MOST_BREAKS]
+        f"a {word} under {_code_at(condition)}"
+        for word, conditions in source.conditions_in(loop).items()
+        for condition in conditions[:_MOST_BREAKS]
     ]
     return f", which has {' and '.join(found)}" if found else ""
 
@@ -268,7 +273,7 @@ def _by_exception(usual: Side, odd: Side) -> Divergence | None:
     if bool(usual.handles) == bool(odd.handles):
         return None
     one, other = (odd, usual) if odd.handles else (usual, odd)
-    text = f"{upper(clause(one.replicas, 'is'))} handling {one.handles}."
+    text = f"{capitalised(clause(one.replicas, 'is'))} handling {one.handles}."
     return Divergence(DivergenceKind.OTHER_BRANCH, one.replicas, other.replicas, (), True, text)
 
 
@@ -278,11 +283,11 @@ def _by_source(usual: Side, odd: Side) -> Divergence | None:
         return None
     here, there = fork
     if (here, there) == (odd.calls[0].location, usual.calls[0].location):
-        if source.is_optional(here.file, here.line, there.line):
+        if source.is_optional(here, there):
             call = odd.calls[0]
             more = f"made 1 more call: {_listed([call])}, in a branch on the way to {place(there)}"
             return _added(usual, odd, [call], more)
-        if source.is_optional(here.file, there.line, here.line):
+        if source.is_optional(there, here):
             return _skipped(usual, odd, usual.calls[:1], certain=False)
     line = branch_line(usual, odd)
     if line is None:
@@ -296,10 +301,9 @@ def branch_line(usual: Side, odd: Side) -> str | None:
     if fork is None:
         return None
     here, there = fork
-    line = source.branch_between(here.file, here.line, there.line)
-    if line is None or line in (here.line, there.line):  # one of them ended at the branch itself
+    common = source.branch_between(here, there)
+    if common is None or common in (here, there):  # one of them ended at the branch itself
         return None
-    common = here._replace(line=line)
     first, second = (odd.replicas, here), (usual.replicas, there)
     if len(odd.replicas) == len(usual.replicas):
         first, second = sorted([first, second])

@@ -51,8 +51,8 @@ class Observer:
 
     of_runs_alone = False
 
-    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
-        """A run of ``fn`` begins; none of its replicas has started."""
+    def run_begun(self, run: ObservedRun, name: str) -> None:
+        """A run of the function of that name begins; none of its replicas has started."""
 
     def started(self, member: Member) -> None:
         """A replica's function is about to be called."""

@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakSet
 
 from aiodist._core.call import Call, OrderCheck, Post, difference, is_of_the_program, place
-from aiodist._core.callers import CallerOrder
+from aiodist._core.callers import CallerOrder, nearest_callers
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.terms import ReplicaState
-from aiodist._core.text import group_label
+from aiodist._core.text import group_label, grouped
 from aiodist._core.waitgraph import stuck
 from aiodist._core.wire import everyone
 
@@ -55,6 +55,9 @@ _ELSEWHERE: Final = -1
 """Stands for the members that other processes run."""
 
 _MOST_RECENT: Final = 64
+
+NOBODY: Final[set[int]] = set()
+"""Shared by all slots from which no member is absent; never changed."""
 
 Path: TypeAlias = tuple[Any, ...]
 """Code object and offset of a call's callers, alternating, the nearest first."""
@@ -88,7 +91,7 @@ class Slot:
         self.complete: bool = False  # it has its result or its error
         self.error: BaseException | None = None
         self.others: Others | None = None  # None while all posts are identical to the first one
-        self.absent: tuple[int, ...] = ()  # the positions of members that have joined, and so take part without a value
+        self.absent: set[int] = NOBODY  # the positions of members that have joined, and so take part without a value
 
     @property
     def raw(self) -> RawPost:
@@ -108,11 +111,21 @@ class Slot:
         """Return that post as it is stored."""
         return (self.others or {}).get(position) or self.raw
 
+    def text_of(self, position: int) -> str:
+        """Return what that member calls, with number and group: ``all_reduce #3``, ``join of group 'rows' of …``."""
+        kind, label = self.post_of(position).call.kind, self.group.label()
+        call = kind if self is self.group.joining else f"{kind} #{self.number}"
+        return call if label is None else f"{call} of {label}"
+
     def add(self, position: int, post: RawPost) -> None:
         """Keep a post that is not identical to the first one."""
         if self.others is None:
             self.others = {}
         self.others[position] = post
+
+    def waiting(self) -> Iterator[Member]:
+        """Yield the members that wait in it."""
+        return (member for member in self.group.members if self.waiters[member.position] is not None)
 
     def has_waiters(self) -> bool:
         """Return whether a member waits in it."""
@@ -197,16 +210,17 @@ class Group:
         if not all(each.id < self.size and ids[each.id] == each.id for each in replicas):
             ranks = {replica_id: rank for rank, replica_id in enumerate(ids)}
         self.members: list[Member] = [Member(each, self, at, ranks[each.id]) for at, each in enumerate(replicas)]
+        self.spans: bool = self.size != len(self.members)  # it has members in other processes
         self.made_at = made_at  # where the first member made it; None for the run's own group
         self.serial = serial  # its number among the groups of the run, in the order of their making
         self.open: dict[int, Slot] = {}  # the incomplete slots by number, without the join
         self.joining: Slot | None = None  # the join's slot, while a member has joined
         self.doomed: int | None = None  # the number from which on no slot is matched any more
-        self.history: deque[tuple[int, RawPost, Others | None, tuple[int, ...]]] = deque(maxlen=HISTORY)
+        self.history: deque[tuple[int, RawPost, Others | None, set[int]]] = deque(maxlen=HISTORY)
         self.failed: list[Slot] = []  # those that completed with an error before they were matched
         self._first_gone = _NEVER  # the lowest number that a member never posts, because it has ended or joined
         self._unsettled: set[int] | None = None
-        self._callers: CallerOrder | None = None
+        self._callers = CallerOrder(HISTORY)  # a report could show no older ones
         for member in self.members:
             member.replica.members.add(member)
 
@@ -264,7 +278,7 @@ class Group:
         if self is not self.ledger.root:
             self.ledger.active_groups.add(self)
         if number >= self._first_gone:
-            slot.absent = tuple(m.position for m in self.members if m.joined_at is not None and m.joined_at <= number)
+            slot.absent = {m.position for m in self.members if m.joined_at is not None and m.joined_at <= number}
             slot.missing -= len(slot.absent)
             if any(m.replica.end is not None and m.sequence <= number for m in self.members):
                 self.doom(number)
@@ -280,10 +294,10 @@ class Group:
         """Return False if replicas have now come through the same callers in different orders."""
         if slot.call.name is not None or self.ledger.order_check is not OrderCheck.CALL_SITE or slot.absent:
             return True
-        if self._callers is None:
-            self._callers = CallerOrder()
-        others = {position: post_of(post) for position, post in (slot.others or {}).items()}
-        return self._callers.note(slot.first, others, len(self.members))
+        usual, others = nearest_callers(slot.first), slot.others or {}
+        differing = {position: nearest_callers(post_of(post)) for position, post in others.items()}
+        ways = (differing.get(member.position, usual) for member in self.members)
+        return self._callers.note(slot.number, ways, slot.first.path[0][:3]) is None
 
     def _match(self, slot: Slot) -> None:
         slot.matched = True
@@ -322,7 +336,8 @@ class Group:
         matched = []
         for number in sorted(number for number in self.open if number >= member.joined_at):
             each = self.open[number]
-            each.absent = (*each.absent, member.position)
+            each.absent = each.absent or set()
+            each.absent.add(member.position)
             each.missing -= 1
             if not each.missing and (self.doomed is None or number < self.doomed):
                 self._match(each)
@@ -390,7 +405,7 @@ class Group:
         member.abandoned = number if member.abandoned is None else min(member.abandoned, number)
         member.abandoned_at = member.sequence
         self.doom(number)
-        self.consider(member)
+        self.update_settled(member)
 
     def note_end(self, member: Member) -> None:
         """Note that the function of a member's replica has ended."""
@@ -400,9 +415,9 @@ class Group:
             self.doom(min(lacking))
         elif self.joining is not None and member.joined_at is None:
             self.doom(self.number_of_join())
-        self.consider(member)
+        self.update_settled(member)
 
-    def consider(self, member: Member) -> None:
+    def update_settled(self, member: Member) -> None:
         """Update whether a member of a doomed group has settled."""
         if self.doomed is None or self._unsettled is None:
             return
@@ -444,7 +459,7 @@ class Group:
                 by_post.setdefault(post(others.get(member.position, first)), []).append(member.replica_id)
             return tuple((each, tuple(ids)) for each, ids in by_post.items())
 
-        def not_in(absent: tuple[int, ...]) -> list[Member]:
+        def not_in(absent: set[int]) -> list[Member]:
             return [member for member in members if member.position not in absent] if absent else members
 
         def slot_record(slot: Slot, number: int) -> SlotRecord:
@@ -452,7 +467,7 @@ class Group:
                 there = [member for member in members if member.position in (slot.others or {})]
             else:
                 there = [member for member in not_in(slot.absent) if member.sequence > number]
-            waiting = tuple(m.replica_id for m in members if slot.waiters[m.position] is not None)
+            waiting = tuple(sorted(member.replica_id for member in slot.waiting()))
             return SlotRecord(number, posts(there, slot.raw, slot.others), waiting)
 
         open_slots = [*self.open.values(), *(slot for slot in self.failed if slot.number < _JOINED)]
@@ -560,16 +575,13 @@ class Ledger:
 
         Replicas of other processes are assumed to wait, too.
         """
-        waits: dict[int, list[Slot]] = {}
         blockers: dict[Slot, list[int]] = {}
         for slot in self.open_slots():
             members = slot.group.members
-            elsewhere = [_ELSEWHERE] if slot.group.size != len(members) else []
+            elsewhere = [_ELSEWHERE] if slot.group.spans else []
             if (slot.missing or elsewhere) and slot.has_waiters():
                 blockers[slot] = [*(m.replica_id for m in members if not m.has_posted(slot)), *elsewhere]
-                for member in members:
-                    if slot.waiters[member.position] is not None:
-                        waits.setdefault(member.replica_id, []).append(slot)
+        waits = grouped((member.replica_id, slot) for slot in blockers for member in slot.waiting())
         return stuck(waits, blockers, (_ELSEWHERE,))
 
     def snapshot(self, facts: Iterable[ReplicaFacts] = (), **more: Any) -> Snapshot:

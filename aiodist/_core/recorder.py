@@ -13,7 +13,7 @@ from typing import NamedTuple
 from aiodist._core.ledger import HISTORY, Ledger
 from aiodist._core.snapshot import GroupRecord
 from aiodist._core.terms import Location
-from aiodist._core.text import count, ids_briefly, ids_by_value, shown
+from aiodist._core.text import count, full_place, grouped, ids_briefly
 
 _SHOWN = 10
 
@@ -38,7 +38,7 @@ class RecordedCall(NamedTuple):
     def __str__(self) -> str:
         where = "" if self.group is None else f" of {self.group}"
         state = "" if self.complete else "   open"
-        return f"#{self.sequence_number}{where}  {self.call}   {shown(self.location)}{state}"
+        return f"#{self.sequence_number}{where}  {self.call}   {full_place(self.location)}{state}"
 
 
 class RunRecord:
@@ -77,7 +77,7 @@ class RunRecord:
         return tuple(call for group in self._groups for call in _calls(group, replica_id)[-HISTORY:])
 
     def __str__(self) -> str:
-        last = ids_by_value((self.calls(replica.id)[-_SHOWN:], replica.id) for replica in self._ledger.replicas)
+        last = grouped((self.calls(replica.id)[-_SHOWN:], replica.id) for replica in self._ledger.replicas)
         state = "in progress" if self.in_progress else "ended"
         lines = [f"run of {count(len(self.devices), 'replica')}, {state}"]
         for calls, members in last.items():

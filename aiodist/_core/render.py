@@ -11,31 +11,32 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from aiodist._core import source
 from aiodist._core.call import LEAF, Call, Function, Post, compare, leaf_text
-from aiodist._core.divergence import CAUGHT, branch_line, diff
+from aiodist._core.divergence import branch_line, diff, left_by_exception
 from aiodist._core.report import DivergenceKind, ReplicaReport
 from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import (
     WIDTH,
+    capitalised,
     clause,
     count,
     cut,
     fitted,
+    full_place,
+    grouped,
     ids_briefly,
-    ids_by_value,
     noun,
     place,
     shortened,
-    shown,
     shown_file,
-    upper,
 )
 from aiodist._core.trouble import Collective
 
-MOST_PLACES = 6
+_MOST_PLACES = 6
 _MOST_PARTITIONS = 8
 _MOST_PATHS = 4
 _MOST_STEPS = 6
@@ -56,7 +57,7 @@ def trouble_text(trouble: Collective) -> tuple[list[str], tuple[str, ...]]:
         *_replica_lines(trouble),
         *_difference(trouble),
         *trouble.cancellations,
-        *([f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.label}."] if trouble.unmade_by else []),
+        *([f"{capitalised(clause(trouble.unmade_by, 'has'))} not made {trouble.label}."] if trouble.unmade_by else []),
         *([cycle_text] if cycle_text and trouble.reason is Reason.TIMEOUT else []),
         *_last_agreement(trouble),
         *_divergence(trouble),
@@ -97,7 +98,7 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
         f"{ids_briefly(everyone)} wait for each other, {each}",
         *(f"{line}," for line in shown_steps[:-1]),
         shown_steps[-1],
-        *source_lines(places[:MOST_PLACES]),
+        *source_lines(places),
         *differ,
     ]
     return lines, tuple(fitted([advice]))
@@ -112,7 +113,7 @@ def _groups_differ(steps: Sequence[Step], unmade: Sequence[tuple[Collective, Ste
     if unmade:
         creation, _ = unmade[0]
         others = set(creation.group.key[0]) - creation.records.keys()
-        return [f"{upper(clause(others, 'has'))} not made {creation.label}."], _SAME_GROUP
+        return [f"{capitalised(clause(others, 'has'))} not made {creation.label}."], _SAME_GROUP
     labels = [step.waits_in.label for step in steps]
     if len(steps) == 2 and None in labels and compare(steps[0].post.call, steps[1].post.call) is None:
         whose = " and ".join(f"{ids_briefly(s.replicas)} in that of {s.waits_in.label or 'the run'}" for s in steps)
@@ -126,14 +127,14 @@ def _groups_differ(steps: Sequence[Step], unmade: Sequence[tuple[Collective, Ste
 def _headline(trouble: Collective) -> str:
     collective = _collective(trouble)
     match trouble.reason:
-        case Reason.EXITED:
+        case Reason.EXITED if trouble.exited:
             without = f"making {trouble.label}" if trouble.number < 0 else collective
             return f"{_ids(trouble.exited)} ended without {without}, which {_what_others_do(trouble)}"
         case Reason.ABANDONED:
             return f"{_clause(trouble.abandoned, 'was')} cancelled out of {collective} before it was complete"
         case Reason.UNMATCHED:
             return _unmatched(trouble)
-        case Reason.TIMEOUT:
+        case Reason.EXITED | Reason.TIMEOUT:
             seconds = trouble.timeout_seconds
             failed = f"timed out after {seconds:.3g} s" if seconds else "cannot be completed"
             return f"{collective} {failed}: {_what_is_late(trouble)}"
@@ -230,8 +231,8 @@ def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tup
 def _rows(trouble: Collective, doing: _Doing) -> list[str]:
     """Return one line for all replicas that do the same, with the minority marked and last."""
     minority = set(trouble.minority)
-    by_row = ids_by_value(
-        ((replica_id in minority, what, shown(at) if at is not None else ""), replica_id)
+    by_row = grouped(
+        ((replica_id in minority, what, full_place(at) if at is not None else ""), replica_id)
         for replica_id, (what, at) in doing.items()
     )
     ordered = sorted(by_row.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0]))
@@ -278,13 +279,13 @@ def _source_lines(trouble: Collective, doing: _Doing) -> list[str]:
             helpers[here] = False
         elif here is not None:
             places.setdefault(here, replica_id in minority)
-    return source_lines([*places.items(), *helpers.items()][:MOST_PLACES])
+    return source_lines([*places.items(), *helpers.items()])
 
 
 def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:
-    """Return the source lines at some places, some of which are marked."""
+    """Return the source lines at the first few of some places, some of which are marked."""
     lines: dict[tuple[str, str], bool] = {}
-    for at, mark in places:
+    for at, mark in islice(places, _MOST_PLACES):
         line = source.line_at(at)
         if line:
             lines.setdefault((place(at), line), mark)
@@ -295,14 +296,10 @@ def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:
 
 def _waits(trouble: Collective) -> list[str]:
     """Return what replicas wait for outside of collectives, with one line for all that wait for the same thing."""
-    waits = ids_by_value(
+    waits = grouped(
         (each.waits_for, each.replica_id) for each in trouble.reports.values() if each.waits_for is not None
     )
-    lines = []
-    for what, ids in list(waits.items())[:MOST_PLACES]:
-        verb, _, rest = what.partition(" ")
-        lines.append(f"{upper(clause(ids, verb))} {rest}.")
-    return lines
+    return [f"{capitalised(clause(ids, what))}." for what, ids in list(waits.items())[:_MOST_PLACES]]
 
 
 # What differs inside the calls: the first field that is not the same, unless the rows show it.
@@ -357,7 +354,7 @@ def _sites_differ(trouble: Collective) -> list[str]:
 def _on_each(trouble: Collective, texts: Iterable[str]) -> str:
     """Return each partition's text with the replicas to which it applies."""
     pairs = zip(texts, trouble.partitions, strict=True)
-    by_text = ids_by_value((text, i) for text, partition in pairs for i in partition.replicas)
+    by_text = grouped((text, i) for text, partition in pairs for i in partition.replicas)
     parts = [f"{text} on {ids_briefly(ids)}" for text, ids in list(by_text.items())[:_MOST_PARTITIONS]]
     return ", ".join(parts if len(parts) == len(by_text) else [*parts, "…"])
 
@@ -466,20 +463,20 @@ def _advice(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one 
         return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
     if trouble.number < 0 and reason is Reason.CALL_SITE:
         return ["Every member must make the group at the same place, or give the group the same name."]
-    if divergence is not None and kind is DivergenceKind.LEFT_LOOP:
-        return _UNEVEN_BY_FAILURE if CAUGHT in divergence.text else _UNEVEN
+    if trouble.sides and kind is DivergenceKind.LEFT_LOOP:
+        return _UNEVEN_BY_FAILURE if left_by_exception(*trouble.sides) else _UNEVEN
     if kind is DivergenceKind.SWAPPED:
         return ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
     if any(side.handles for side in sides):
         return ["Let an exception end the run, or do what follows it on every replica: reduce whether one has failed."]
     of_one_line = (one_more_or_less or reason is Reason.NAME) and _on_one_line(trouble)
-    if of_one_line and any(source.is_in_loop(at.file, at.line) for side in sides[:1] for at in side.path):
+    if of_one_line and any(source.is_in_loop(at) for side in sides[:1] for at in side.path):
         return [_ITEMS]
     if kind is not None and reason in _BRANCHED:
         return _CONDITION
     if one_more_or_less:
         return [*_CONDITION, _NAME]
-    if reason is Reason.EXITED:
+    if reason is Reason.EXITED and trouble.exited:
         return _EXITED
     text = _BY_REASON.get(reason, "") + _by_calls(trouble)
     return [text] if text else []

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from aiodist._core.call import OrderCheck, Place, Post, fingerprint
 from aiodist._core.terms import Location, ReplicaState
-from aiodist._core.text import group_label
+from aiodist._core.text import group_label, grouped
 from aiodist._core.wire import File
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
@@ -118,10 +118,7 @@ def merge(parts: Iterable[Snapshot]) -> Snapshot:
         return snapshots[0]
     replicas = sorted((each for part in snapshots for each in part.replicas), key=lambda each: each.replica_id)
     known = {each.replica_id for each in replicas}
-    groups: dict[GroupKey, list[GroupRecord]] = {}
-    for part in snapshots:
-        for group in part.groups:
-            groups.setdefault(group.key, []).append(group)
+    groups = grouped((group.key, group) for part in snapshots for group in part.groups)
     return Snapshot(
         snapshots[0].order_check,
         tuple(replicas),

@@ -64,9 +64,9 @@ def _around(file: str, line: int, *kinds: type[ast.AST]) -> list[_Block]:
     return [block for block in _blocks(file, *kinds) if _arm(block, line) == "body"]
 
 
-def _between(file: str, line: int, other: int) -> list[_Block]:
+def _between(a: Location, b: Location) -> list[_Block]:
     """Return the branches that contain two lines in different arms, or only one of them, in the order of the source."""
-    return [one for one in _blocks(file, *_BRANCHES) if line != other and _arm(one, line) != _arm(one, other)]
+    return [one for one in _blocks(a.file, *_BRANCHES) if a.line != b.line and _arm(one, a.line) != _arm(one, b.line)]
 
 
 def line_at(location: Location) -> str:
@@ -74,42 +74,45 @@ def line_at(location: Location) -> str:
     return cut(linecache.getline(location.file, location.line).strip(), _LONGEST_LINE)
 
 
-def branch_between(file: str, line: int, other: int) -> int | None:
-    """Return the line of the branch that has two lines of one function in different arms; None if there is none.
+def branch_between(a: Location, b: Location) -> Location | None:
+    """Return the branch that has two lines of one function in different arms; None if there is none.
 
     An `if` without an `else` counts if one line is in it, and the other after it or, in the same loop, before it. The
     answer is also None if the paths to both lines need not pass the branch, as when another branch or loop contains
     only one of the lines.
     """
-    between = _between(file, line, other)
-    both = [one for one in between if _arm(one, line) is not None and _arm(one, other) is not None]
+    between = _between(a, b)
+    both = [one for one in between if _arm(one, a.line) is not None and _arm(one, b.line) is not None]
     if both:
-        return both[0].lineno if isinstance(both[0], (ast.If, ast.Match, ast.IfExp)) else None
+        is_branch = isinstance(both[0], (ast.If, ast.Match, ast.IfExp))
+        return a._replace(line=both[0].lineno) if is_branch else None
     if len(between) != 1 or not isinstance(between[0], ast.If):
         return None
-    outside = other if _arm(between[0], line) is not None else line
-    if outside == max(line, other):
-        return between[0].lineno
-    loops = _around(file, outside, *_LOOPS)
+    branch = a._replace(line=between[0].lineno)
+    outside = b if _arm(between[0], a.line) is not None else a
+    if outside.line == max(a.line, b.line):
+        return branch
+    loops = _around(outside.file, outside.line, *_LOOPS)
     passed = loops and not any(isinstance(one, ast.Continue) for one in ast.walk(loops[-1]))
-    return between[0].lineno if passed else None
+    return branch if passed else None
 
 
-def catches(file: str, inside: int, outside: int) -> int | None:
-    """Return the line of an `except` or `with suppress` by which an exception at one line leads to the other."""
-    for one in _around(file, inside, ast.Try, *_WITHS):
-        if isinstance(one, ast.Try) and one.handlers and _arm(one, outside) != "body":
-            return one.handlers[0].lineno
-        if "suppress" in _names_of(one) and not one.lineno <= outside <= (one.end_lineno or one.lineno):
-            return int(one.lineno)
+def handler_between(inside: Location, outside: Location) -> Location | None:
+    """Return the `except` or `with suppress` by which an exception at one line leads to the other."""
+    for one in _around(inside.file, inside.line, ast.Try, *_WITHS):
+        if isinstance(one, ast.Try) and one.handlers and _arm(one, outside.line) != "body":
+            return inside._replace(line=one.handlers[0].lineno)
+        if "suppress" in _names_of(one) and not one.lineno <= outside.line <= (one.end_lineno or one.lineno):
+            return inside._replace(line=one.lineno)
     return None
 
 
-def is_optional(file: str, line: int, other: int) -> bool:
-    """Return whether ``line`` is in a branch (not a loop) that may or may not be taken on the way to ``other``."""
-    between = _between(file, line, other)
-    separate = (isinstance(one, _LOOPS) or _arm(one, other) is not None or _leaves(one, line) for one in between)
-    return bool(between) and line < other and not any(separate)
+def is_optional(at: Location, other: Location) -> bool:
+    """Return whether a line is in a branch (not a loop) that may or may not be taken on the way to the other line."""
+    between = _between(at, other)
+    if not between or at.line >= other.line:
+        return False
+    return not any(isinstance(one, _LOOPS) or _arm(one, other.line) or _leaves(one, at.line) for one in between)
 
 
 def _leaves(branch: _Block, line: int) -> bool:
@@ -118,41 +121,43 @@ def _leaves(branch: _Block, line: int) -> bool:
     return isinstance(arm, list) and isinstance(arm[-1], (ast.Return, ast.Raise, ast.Continue, ast.Break))
 
 
-def loop_left(file: str, inside: int, outside: int) -> int | None:
-    """Return the line of the outermost loop that contains one line and not the other."""
-    loops = (one for one in _between(file, inside, outside) if isinstance(one, _LOOPS))
-    return next((one.lineno for one in loops if _arm(one, inside) in ("body", "test")), None)
+def loop_left(inside: Location, outside: Location) -> Location | None:
+    """Return the outermost loop that contains one line and not the other."""
+    loops = (one for one in _between(inside, outside) if isinstance(one, _LOOPS))
+    lines = (one.lineno for one in loops if _arm(one, inside.line) in ("body", "test"))
+    return next((inside._replace(line=line) for line in lines), None)
 
 
-def conditions_in(file: str, loop: int) -> dict[str, list[int]]:
-    """Return the lines of a loop's `if` statements that end in `break`, and of those that end in `continue`.
+def conditions_in(loop: Location) -> dict[str, list[Location]]:
+    """Return a loop's `if` statements that end in `break`, and those that end in `continue`.
 
     Only those directly in the loop's body count: every round that reaches them evaluates them.
     """
-    found: dict[str, list[int]] = {}
-    for block in _blocks(file, *_LOOPS):
-        for one in getattr(block, "body", ()) if block.lineno == loop else ():
+    found: dict[str, list[Location]] = {}
+    for block in _blocks(loop.file, *_LOOPS):
+        for one in getattr(block, "body", ()) if block.lineno == loop.line else ():
             last = one.body[-1] if isinstance(one, ast.If) else None
             if isinstance(last, (ast.Break, ast.Continue)):
-                found.setdefault(type(last).__name__.lower(), []).append(one.lineno)
+                found.setdefault(type(last).__name__.lower(), []).append(loop._replace(line=one.lineno))
             if isinstance(last, ast.Continue):
                 break  # not every round reaches the conditions after it
     return found
 
 
-def is_in_one_loop(file: str, line: int, other: int) -> bool:
+def is_in_one_loop(at: Location, other: Location) -> bool:
     """Return whether the body of one loop contains both lines."""
-    return any(one.lineno < line and _arm(one, other) == "body" for one in _around(file, line, *_LOOPS))
+    return any(one.lineno < at.line and _arm(one, other.line) == "body" for one in _around(at.file, at.line, *_LOOPS))
 
 
-def is_in_loop(file: str, line: int) -> bool:
+def is_in_loop(at: Location) -> bool:
     """Return whether a line is in the body of a loop, or in a comprehension."""
-    return bool(_around(file, line, *_LOOPS, *_COMPREHENSIONS))
+    return bool(_around(at.file, at.line, *_LOOPS, *_COMPREHENSIONS))
 
 
-def condition_of(file: str, line: int) -> int | None:
-    """Return the line of the innermost `if` whose body contains a line."""
-    return max((one.lineno for one in _around(file, line, ast.If)), default=None)
+def condition_of(at: Location) -> Location | None:
+    """Return the innermost `if` whose body contains a line."""
+    lines = [one.lineno for one in _around(at.file, at.line, ast.If)]
+    return at._replace(line=max(lines)) if lines else None
 
 
 def time_limit_around(file: str, line: int) -> str:

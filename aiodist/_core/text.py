@@ -10,10 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any
+from typing import TypeVar
 
 from aiodist._core.terms import Location
 from aiodist._core.wire import runs
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 WIDTH = 100
 """How many columns a report has, but for the name of the error that Python puts in front of it."""
@@ -62,10 +65,15 @@ def ids_briefly(replicas: Iterable[int], most_runs: int = _MOST_RUNS) -> str:
 _PLURALS = {"is": "are", "was": "were", "has": "have", "does": "do", "goes": "go"}
 
 
-def clause(replicas: Collection[int], verb: str, most_runs: int = _MOST_RUNS) -> str:
-    """Return ids with a verb that agrees: ``replica 2 waits``, ``replicas 0 and 1 wait``."""
-    agrees = verb if len(replicas) == 1 else _PLURALS.get(verb, verb.removesuffix("s"))
-    return f"{ids_briefly(replicas, most_runs)} {agrees}"
+def conjugated(phrase: str, number: int) -> str:
+    """Return a phrase whose verb, its first word, agrees with a number: ``waits for 0``, ``wait for 0``."""
+    verb, space, rest = phrase.partition(" ")
+    return phrase if number == 1 else f"{_PLURALS.get(verb, verb.removesuffix('s'))}{space}{rest}"
+
+
+def clause(replicas: Collection[int], phrase: str, most_runs: int = _MOST_RUNS) -> str:
+    """Return ids with a phrase that agrees: ``replica 2 waits``, ``replicas 0 and 1 wait``."""
+    return f"{ids_briefly(replicas, most_runs)} {conjugated(phrase, len(replicas))}"
 
 
 def group_label(members: tuple[int, ...], name: str | None, number: int, made_at: Location | None) -> str | None:
@@ -82,11 +90,11 @@ def _members(members: tuple[int, ...], _noun: str) -> str:
     return ids_briefly(members)
 
 
-def ids_by_value(pairs: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
-    """Return the ids of replicas, grouped by the values with which they are paired."""
-    found: dict[Any, list[int]] = {}
-    for value, replica_id in pairs:
-        found.setdefault(value, []).append(replica_id)
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Return the second items of pairs, mostly the ids of replicas, by the first."""
+    found: dict[K, list[T]] = {}
+    for key, item in pairs:
+        found.setdefault(key, []).append(item)
     return found
 
 
@@ -95,7 +103,7 @@ def error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
-def upper(text: str) -> str:
+def capitalised(text: str) -> str:
     """Return a text as the beginning of a sentence."""
     return text[:1].upper() + text[1:]
 
@@ -125,7 +133,7 @@ def _three_digits(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(max(value, 1))))}f}"
 
 
-def shown(location: Location) -> str:
+def full_place(location: Location) -> str:
     """Return a location as text: its place, and the function that it is in."""
     return f"{place(location)} in {shortened(location.function, 40)}" if location.file else place(location)
 

@@ -18,7 +18,7 @@ from aiodist._core.report import CallRecord, Divergence, ReplicaReport
 from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
 from aiodist._core.terms import Location, Reason, ReplicaState
-from aiodist._core.text import clause, ids_by_value, place, upper
+from aiodist._core.text import capitalised, clause, grouped, place
 
 _REASONS = list(Reason)
 _MOST_LIMITS = 3
@@ -35,12 +35,11 @@ class SnapshotIndex:
         self.snapshot = snapshot
         self.facts = {each.replica_id: each for each in snapshot.replicas}
         self.ended = {each.replica_id for each in snapshot.replicas if each.end is not None}
+        self.failed = any(each.end is ReplicaState.FAILED for each in snapshot.replicas)
         self.unknown = {each.replica_id for each in snapshot.replicas if each.unknown}
         self.open = {each.key: [Collective(self, each, slot) for slot in each.unfinished] for each in snapshot.groups}
-        self.waits: dict[int, list[Collective]] = {}  # the collectives that each replica waits in, by group
-        for each in self.open_collectives():
-            for replica_id in each.slot.waiting:
-                self.waits.setdefault(replica_id, []).append(each)
+        waits = ((replica_id, each) for each in self.open_collectives() for replica_id in each.slot.waiting)
+        self.waits = grouped(waits)  # the collectives that each replica waits in, by group
         self._histories: dict[GroupKey, dict[int, tuple[CallRecord, ...]]] = {}
 
     def open_collectives(self) -> Iterator[Collective]:
@@ -176,25 +175,22 @@ class Collective:
     def _by_callers(self) -> list[Posted]:
         """Return partitions by the callers through which replicas reached it, if the order of these differs."""
         posts = self.slot.posts
-        if posts[0][0].call.name is not None or len({post.path for post, _ in posts}) == 1:
+        if self.missing or posts[0][0].call.name is not None or len({post.path for post, _ in posts}) == 1:
             return []
         order_of = callers_in_another_order([(each.number, each.posts) for each in self._calls_here()])
-        by_order = ids_by_value(
-            (tuple((number, callers[-1].location) for number, callers in order), replica_id)
-            for replica_id, order in order_of.items()
-        )
+        by_order = grouped((order, replica_id) for replica_id, order in order_of.items())
         post_of = {replica_id: post for post, ids in posts for replica_id in ids}
         return [Posted(tuple(sorted(ids)), post_of[min(ids)], order) for order, ids in by_order.items()]
 
     def _calls_here(self) -> Iterator[SlotRecord]:
-        """Yield the calls at its place that all members have made, newest first, beginning with itself."""
+        """Yield the calls at its place, without a name, that all members have made, newest first, from itself on."""
         here = self.slot.posts[0][0].path[0][:3]
-        open_before = (each for each in reversed(self.group.open) if 0 <= each.number <= self.number)
+        open_before = (slot for slot in reversed(self.group.open) if slot.number <= self.number)
         for each in (*open_before, *reversed(self.group.history)):
-            if each.posts[0][0].path[0][:3] == here:
-                if sum(len(ids) for _, ids in each.posts) < len(self.group.key[0]):
-                    return
-                yield each
+            if sum(len(ids) for _, ids in each.posts) == len(self.group.key[0]):
+                post, _ = each.posts[0]
+                if post.path[0][:3] == here and post.call.name is None:
+                    yield each
 
     # What the replicas do.
 
@@ -257,7 +253,10 @@ class Collective:
             return Reason.UNMATCHED
         if self.exited:
             return Reason.EXITED
-        return Reason.ABANDONED if self.abandoned else Reason.TIMEOUT
+        if self.abandoned:
+            return Reason.ABANDONED
+        # If a replica's own error has ended the run, nothing is late.
+        return Reason.EXITED if self.index.failed and not self.timeout_seconds else Reason.TIMEOUT
 
     @cached_property
     def minority(self) -> tuple[int, ...]:
@@ -271,7 +270,7 @@ class Collective:
         if len(present) == 1:  # replicas that have joined wait, too
             present = [tuple(m.replica_id for m in self.group.members if m.replica_id not in missing)]
         sides = sorted(present + ([gone] if gone else []), key=len, reverse=True)
-        if len(sides) == 1:  # no replica waits any more: the few that the others waited for are to blame, or the gone
+        if len(sides) < 2:  # no replica waits any more: the few that the others waited for are to blame, or the gone
             late = tuple(m.replica_id for m in self.group.members if m.replica_id not in gone)
             if len(late) == len(gone):
                 return ()
@@ -341,8 +340,8 @@ class Collective:
             single = single and awaited and len(known.child_calls) == 1
         if len(self.partitions) < 2 or not children or (children == 1 and awaits) or single:
             return ()
-        by_task = sorted((ids, task) for task, ids in ids_by_value(calls_in).items())
-        return tuple(f"{upper(clause(ids, 'calls'))} in {task}." for ids, task in by_task)
+        by_task = sorted((ids, task) for task, ids in grouped(calls_in).items())
+        return tuple(f"{capitalised(clause(ids, 'calls'))} in {task}." for ids, task in by_task)
 
     @cached_property
     def sides(self) -> tuple[Side, Side] | None:
@@ -401,5 +400,5 @@ class Collective:
             limit = next((limit for at in places if (limit := time_limit_around(*at))), "")
             why = f": {known.cancelled_by}" if known.cancelled_by else f", inside {limit}" if limit else ""
             pairs.append((f"{post.call} at {place(post.location)}{why}", known.replica_id))
-        by_call = list(ids_by_value(pairs).items())[:_MOST_LIMITS]
-        return tuple(f"{upper(clause(ids, 'was'))} cancelled out of {what}." for what, ids in by_call)
+        by_call = list(grouped(pairs).items())[:_MOST_LIMITS]
+        return tuple(f"{capitalised(clause(ids, 'was'))} cancelled out of {what}." for what, ids in by_call)

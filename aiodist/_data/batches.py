@@ -9,15 +9,15 @@ from aiodist._arrays import nests
 from aiodist._arrays.values import DistributedValues, IndexedSlices, PerReplica, regroup_data
 
 
-def cut(batch: Any, num_replicas: int, mine: range) -> Any:
-    """Cut a global batch of m examples into n parts of ceil(m/n), the last short or empty; return those of ``mine``."""
+def cut(batch: Any, num_replicas: int, own: range) -> Any:
+    """Cut a global batch of m examples into n parts of ceil(m/n), the last short or empty; return those of ``own``."""
     leaves, structure = nests.flatten_with_none(batch)
     length = -(-common_size(leaves, structure, "batch") // num_replicas)
     if num_replicas == 1:
         return batch
 
     def parts(leaf: Any) -> Any:
-        each = [None if leaf is None else leaf[k * length : (k + 1) * length] for k in mine]
+        each = [None if leaf is None else leaf[k * length : (k + 1) * length] for k in own]
         return each[0] if leaf is None or len(each) == 1 else PerReplica(each)
 
     return structure.unflatten(map(parts, leaves))

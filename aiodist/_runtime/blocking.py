@@ -67,7 +67,7 @@ class BlockedLoop:
         loop = self._loop()
         return loop is not None and loop.is_closed()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check, in the watching thread, whether one step has held up the loop for a second."""
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001  (documented, despite its name)
         if frame is None:
@@ -88,7 +88,7 @@ class BlockedLoop:
             if where is None:
                 self._warned = True  # a step in a debugger may take any time
             else:
-                self.blocks(task, where, self._held)
+                self.report_step(task, where, self._held)
 
     def step_in(self, frame: FrameType) -> tuple[Any, object]:
         """Return the task that runs, and a value that changes with its next step; None for both if no task runs.
@@ -112,7 +112,7 @@ class BlockedLoop:
     def _arrive(self) -> None:
         self._arrived = self._sent
 
-    def blocks(self, task: Any, where: Location, seconds: float) -> None:  # noqa: ARG002
+    def report_step(self, task: Any, where: Location, seconds: float) -> None:  # noqa: ARG002
         """Report, once for each step, that it has held up the loop for that time; the step may continue."""
         from aiodist._runtime.inspection import replica_of  # loaded when something is overdue
 
@@ -149,11 +149,11 @@ def watch(blocked: BlockedLoop, runs: Sized) -> None:
         return
     with _lock, suppress(RuntimeError):  # no more threads can be started, so there is no watch
         if not _watched:
-            start_new_thread(_look_until_no_runs, ())  # `Thread.start` would wait for it: a fifth of a first run
+            start_new_thread(_check_until_no_runs, ())  # `Thread.start` would wait for it: a fifth of a first run
         _watched[blocked] = runs
 
 
-def _look_until_no_runs() -> None:
+def _check_until_no_runs() -> None:
     while True:
         time.sleep(_PAUSE_SECONDS)
         with _lock:
@@ -162,6 +162,6 @@ def _look_until_no_runs() -> None:
                     del _watched[blocked]
             if not _watched:
                 return
-            looked_at = list(_watched)
-        for blocked in looked_at:
-            blocked.look()
+            watched = list(_watched)
+        for blocked in watched:
+            blocked.check()

@@ -21,7 +21,7 @@ from aiodist._arrays.nests import Build
 from aiodist._core.call import Post
 from aiodist._core.errors import CollectiveError, ReplicaContextError
 from aiodist._core.ledger import Member, Path, RawPost, post_of
-from aiodist._core.text import shown
+from aiodist._core.text import full_place
 from aiodist._runtime.current import get_current
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import BARRIER, Request
@@ -76,8 +76,8 @@ class Awaits:
 
 def _warn(replica_id: int, post: Post) -> None:
     warnings.warn_explicit(
-        f"replica {replica_id} never awaited {post.call}, called at {shown(post.location)}; it has contributed, but "
-        "its result is lost",
+        f"replica {replica_id} never awaited {post.call}, called at {full_place(post.location)}; it has contributed, "
+        "but its result is lost",
         RuntimeWarning,
         post.location.file,
         post.location.line,
@@ -124,7 +124,7 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
         slot, member = self._slot, self._me.member
         post = slot.post_of(member.position)
         number = "" if slot is slot.group.joining else f" #{slot.number}"
-        return f"{post.call}{number} of replica {member.replica_id} at {shown(post.location)}"
+        return f"{post.call}{number} of replica {member.replica_id} at {full_place(post.location)}"
 
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError  # each event loop's handle has its own
@@ -213,7 +213,7 @@ def post(
     position = member.position
     if slot.request is None:
         slot.request = request
-        slot.started = run.now()
+        slot.started = run.clock()
         if run.has_options:
             run.begin(slot)
     if extras is not None:

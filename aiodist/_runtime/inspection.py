@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from aiodist._core.ledger import Ledger, Member, Replica
 from aiodist._core.terms import Location
-from aiodist._core.text import ids_briefly, place, shown, upper
+from aiodist._core.text import capitalised, conjugated, full_place, grouped, ids_briefly, place
 from aiodist._core.waitgraph import shortest_cycle, stuck
 from aiodist._runtime.current import current
 from aiodist._runtime.merge import merge
@@ -198,11 +198,12 @@ class WaitGraph:
 
     def lines(self, *, replicas_alone: bool = False) -> list[str]:
         """Return a line for each kind of wait, with all tasks that wait so, or only replicas and merge functions."""
-        alike: dict[tuple[str, ...], list[Waiter]] = {}
-        for waiter in self.waiters:
-            if waiter.replica or waiter.merging or not (replicas_alone or waiter.waits_for_a_run):
-                alike.setdefault(self._clause(waiter), []).append(waiter)
-        return [f"{_together(waiters)} {_conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
+        alike = grouped(
+            (self._clause(waiter), waiter)
+            for waiter in self.waiters
+            if waiter.replica or waiter.merging or not (replicas_alone or waiter.waits_for_a_run)
+        )
+        return [f"{_together(waiters)} {conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
 
     def _clause(self, waiter: Waiter) -> tuple[str, ...]:
         clause = f"{waiter.suspension.text}{waiter.where}{self._whom(waiter)}"
@@ -250,16 +251,14 @@ class WaitGraph:
         """
         waits = self.lines(replicas_alone=replicas_alone)
         beyond = len(waits) - _MOST_LINES
-        ways: dict[tuple[Location, ...], list[Waiter]] = {}
-        for waiter in self.waiters:
-            if waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
-                ways.setdefault(waiter.suspension.stack[:-1], []).append(waiter)
+        outside = (w for w in self.waiters if w.member is not None and w.suspension.kind is not Awaited.COLLECTIVE)
+        ways = grouped((waiter.suspension.stack[:-1], waiter) for waiter in outside)
         lines = [headline, *(f"  {line}" for line in waits[:_MOST_LINES])]
         if beyond > 0:
             lines.append(f"  … and {beyond} more")
         for way, waiters in [*ways.items()][:_MOST_WAYS]:
             if way:
-                lines.append(f"{upper(_together(waiters))} got there through {', '.join(map(shown, way))}.")
+                lines.append(f"{capitalised(_together(waiters))} got there through {', '.join(map(full_place, way))}.")
         if self.cycle:
             lines.append(self.cycle_text())
         return "\n".join([*lines, *more])
@@ -267,13 +266,6 @@ class WaitGraph:
 
 def _rank(waiter: Waiter) -> tuple[int, bool, str]:
     return sys.maxsize if waiter.replica is None else waiter.replica.id, waiter.member is None, waiter.name
-
-
-def _conjugated(clause: str, number: int) -> str:
-    """Return a verb phrase conjugated for that many tasks."""
-    if number == 1:
-        return clause
-    return clause.replace("waits", "wait", 1) if clause.startswith("waits") else clause.replace("is ", "are ", 1)
 
 
 def _together(waiters: Sequence[Waiter]) -> str:
@@ -333,23 +325,18 @@ def inspect_run(ledger: Ledger) -> Inspection:
     if ledger.root.size <= _MOST_REPLICAS:
         tasks = _tasks_here()
     else:
-        waiting = {
-            member.replica
-            for slot in ledger.open_slots()
-            for member in slot.group.members
-            if slot.waiters[member.position] is not None
-        }
+        waiting = {member.replica for slot in ledger.open_slots() for member in slot.waiting()}
         others = [replica for replica in ledger.replicas if replica not in waiting and replica.end is None]
         few = set(map(id, others[:_MOST_REPLICAS]))
         # All tasks are not even listed for nothing: thousands of simulated workers inspect their runs in one loop.
         tasks = [task for task in _tasks_here() if id(replica_of(task)) in few] if few else []
     graph = WaitGraph(tasks)
-    mine = set(map(id, ledger.replicas))
+    of_run = set(map(id, ledger.replicas))
     waits: dict[int, str] = {}
     calls: dict[int, list[tuple[Location, str]]] = {}
     for waiter in graph.waiters:
         replica = waiter.replica
-        if replica is None or id(replica) not in mine:
+        if replica is None or id(replica) not in of_run:
             continue
         here = waiter.suspension.location
         if waiter.member is None and here is not None:
@@ -373,20 +360,20 @@ def deadlocked(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
     scheduled callbacks and timers.
     """
     graph = inspect_loop()
-    mine = set(map(id, ledger.replicas))
+    of_run = set(map(id, ledger.replicas))
     limited = {id(waiter.replica or waiter.task) for waiter in graph.waiters if _has_time_limit(waiter)}
     ways: dict[Any, Sequence[Sequence[Any]]] = {}  # by task or replica, the ways to continue: those who must all act
     own: dict[int, list[int]] = {}
     for waiter in graph.waiters:
         replica = waiter.replica
-        elsewhere = replica is not None and id(replica) not in mine  # no proof is attempted over several runs
+        elsewhere = replica is not None and id(replica) not in of_run  # no proof is attempted over several runs
         may_act = elsewhere or id(replica or waiter.task) in limited
         ways[id(waiter.task)] = () if may_act else _ways_out(graph, waiter)
         own.setdefault(id(replica), []).append(id(waiter.task))
     for context in pending:
         own.setdefault(id(_replica_in(context)), []).append(id(context))
         ways[id(context)] = ()
-    for replica_node in mine & own.keys():  # a replica continues when any of its tasks does
+    for replica_node in of_run & own.keys():  # a replica continues when any of its tasks does
         ways["replica", replica_node] = [[task] for task in own[replica_node]]
     waits = {node: [(node, index) for index in range(len(found))] for node, found in ways.items()}
     blockers = {(node, index): all_of_them for node, found in ways.items() for index, all_of_them in enumerate(found)}
@@ -401,7 +388,7 @@ def _ways_out(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
     enders = [id(each.task) for each in graph.enders[waiter]]
     if kind is Awaited.COLLECTIVE and things:
         slot = things[0]
-        elsewhere = [_ELSEWHERE] if slot.group.size != len(slot.group.members) else []
+        elsewhere = [_ELSEWHERE] if slot.group.spans else []
         if slot.complete or (slot.matched and not enders and not elsewhere):
             return ()
         missing = [("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)]

@@ -12,7 +12,7 @@ from anyio import get_cancelled_exc_class
 
 from aiodist._arrays.values import regroup_arguments, split
 from aiodist._core.errors import ReplicaContextError
-from aiodist._core.text import shown
+from aiodist._core.text import full_place
 from aiodist._runtime.arguments import check_awaited
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.rendezvous import Rendezvous
@@ -52,7 +52,7 @@ async def merge(strategy: Any, finish: Finish, slot: Rendezvous) -> None:
     except BaseException as error:
         if isinstance(error, ReplicaContextError):
             post = slot.post_of(0)
-            error.add_note(f"in the merge function of {post.call} #{slot.number} at {shown(post.location)}")
+            error.add_note(f"in the merge function of {post.call} #{slot.number} at {full_place(post.location)}")
         finish(slot, None, error)
         if isinstance(error, get_cancelled_exc_class()):
             raise

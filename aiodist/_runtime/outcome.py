@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aiodist._core.errors import CollectiveError
-from aiodist._core.ledger import Ledger, Member, Replica, Slot
-from aiodist._core.text import error_line, ids, ids_briefly, place
+from aiodist._core.ledger import Ledger, Replica
+from aiodist._core.text import conjugated, error_line, grouped, ids, ids_briefly, place
+from aiodist._runtime.stacks import is_plumbing
 
 _MOST_NOTES = 4
-_TASKS = "aiodist._runtime.tasks"
 
 
 def note_of_failure(ledger: Ledger, replica: Replica, device: str, *, first: bool) -> str:
@@ -18,16 +18,10 @@ def note_of_failure(ledger: Ledger, replica: Replica, device: str, *, first: boo
     for slot in ledger.open_slots() if first else ():
         waiting = [m for m in slot.group.members if m.replica is not replica and m.has_posted(slot)]
         if waiting and not slot.matched and slot.number >= 0:
-            were = "was" if len(waiting) == 1 else "were"
-            return f"{note}; {ids(m.replica_id for m in waiting)} {were} waiting in {_text(slot, waiting[0])}"
+            position = waiting[0].position
+            what = f"was waiting in {slot.text_of(position)} at {place(slot.post_of(position).location)}"
+            return f"{note}; {ids(m.replica_id for m in waiting)} {conjugated(what, len(waiting))}"
     return note
-
-
-def _text(slot: Slot, member: Member) -> str:
-    group, post = slot.group, slot.post_of(member.position)
-    label = group.label()
-    call = post.call.kind if slot is group.joining else f"{post.call.kind} #{slot.number}"
-    return f"{call if label is None else f'{call} of {label}'} at {place(post.location)}"
 
 
 def origin_of(error: BaseException) -> Exception | None:
@@ -74,10 +68,12 @@ def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
     return error if isinstance(error, KeyboardInterrupt) else None
 
 
-def without_frames_of_ours(error: BaseException) -> BaseException:
-    """Return an error whose traceback begins with the program's frames, instead of ours."""
+def without_frames_before(error: BaseException) -> BaseException:
+    """Return an error whose traceback begins with the program's frames, not an event loop's or ours."""
     traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") == _TASKS:
+    while traceback is not None and (
+        is_plumbing(traceback.tb_frame) or str(traceback.tb_frame.f_globals.get("__name__")).startswith("importlib")
+    ):
         traceback = traceback.tb_next
     return error.with_traceback(traceback)
 
@@ -114,9 +110,7 @@ def error_of_run(
     (_, first), *others = distinct.items()
     if any(type(error) is not type(first) for _, error in others):
         return ExceptionGroup("several replicas failed", errors)
-    alike: dict[str, list[int]] = {}
-    for replica_id, error in others:
-        alike.setdefault(error_line(error), []).append(replica_id)
+    alike = grouped((error_line(error), replica_id) for replica_id, error in others)
     _add_notes(first, [f"{ids_briefly(replicas)} failed, too: {text}" for text, replicas in alike.items()])
     return first
 

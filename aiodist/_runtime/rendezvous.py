@@ -11,7 +11,7 @@ from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.host import in_native_order
 from aiodist._collectives.work import Work
 from aiodist._core.call import Call
-from aiodist._core.ledger import Group, Path, Slot
+from aiodist._core.ledger import NOBODY, Group, Path, Slot
 from aiodist._runtime.requests import Request
 
 
@@ -66,7 +66,7 @@ class Rendezvous(Slot):
         self.missing = size = len(group.members)
         self.waiters = [None] * size
         self.error = self.others = self.traceback = self.outs = self.deadline = None
-        self.absent = ()
+        self.absent = NOBODY
         self.matched = self.complete = self.plain = self.shared = self.under_way = self.released = False
         self.request = None  # type: ignore[assignment]  # set by the first post
         self.options = NO_OPTIONS
@@ -112,7 +112,7 @@ class Rendezvous(Slot):
             size, executor = request.usual
             if len(values) != size or self.absent or options.accumulate != "native":
                 names = devices(self.group) if request.on_devices else ()
-                executor = request.executor(len(values), self.absent, options.accumulate, names)
+                executor = request.executor(len(values), tuple(sorted(self.absent)), options.accumulate, names)
             self.shared = executor.shared
             if self.outs is None:
                 result = executor.run(values)

@@ -98,13 +98,14 @@ class Request:
 
     def executor(self, size: int, absent: tuple[int, ...], accumulate: Accumulate, names: tuple[str, ...]) -> Any:
         """Return its executor for the replicas of this process, without the absent ones, on these devices."""
-        key = size, absent, accumulate, names
+        if absent:  # hardly ever the same again
+            self.collective.check_present(absent)
+            return executor(self.collective, size, absent, accumulate, names)
+        key = size, accumulate, names
         found = self._executors.get(key)
         if found is None:
-            if absent:
-                self.collective.check_present(absent)
-            found = self._executors[key] = executor(self.collective, size, absent, accumulate, names)
-            if not (absent or names) and accumulate == "native":
+            found = self._executors[key] = executor(self.collective, size, (), accumulate, names)
+            if not names and accumulate == "native":
                 self.usual = size, found
         return found
 

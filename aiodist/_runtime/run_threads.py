@@ -16,7 +16,7 @@ import anyio
 from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
 from aiodist._collectives.work import Call, Work, thread_count
-from aiodist._core.text import ids
+from aiodist._core.text import grouped, ids
 from aiodist._runtime import threads
 from aiodist._runtime.stacks import function_name
 from aiodist._runtime.threads import Job, Worker
@@ -129,10 +129,7 @@ class DeviceThreads:
 
     def _report_cancelled(self) -> None:
         """Print one line, for the whole run, on the functions that still run in threads after a Ctrl-C."""
-        working: dict[str, list[int]] = {}
-        for finished, (name, replica_id) in self._cancelled.items():
-            if not finished.is_set():
-                working.setdefault(name, []).append(replica_id)
+        working = grouped(found for finished, found in self._cancelled.items() if not finished.is_set())
         self._cancelled.clear()
         if working:
             functions = ", ".join(f"{name}() of {ids(replicas)}" for name, replicas in working.items())

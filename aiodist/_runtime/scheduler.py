@@ -35,7 +35,7 @@ from typing import Any, Protocol
 
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
-from aiodist._core.call import OrderCheck, place
+from aiodist._core.call import OrderCheck
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
 from aiodist._core.instrument import Observer
 from aiodist._core.ledger import Group, Ledger, Member, Path
@@ -150,11 +150,15 @@ class Run:
         if not isinstance(loop, SoloLoop):
             self.threads, self.device_threads = ReductionThreads(loop), DeviceThreads(loop)
         self.handle = loop.handle
-        self.now = self.clock = loop.clock  # tells the time in seconds
+        self.clock = loop.clock  # tells the time in seconds
         self._wake = loop.wake
         self._wakes_later = loop.wakes_later
         for group in list(self.ledger.doomed_groups):  # another worker was in trouble before this one began
             self.reconsider(group)
+
+    def connect(self, span: Span) -> None:
+        """Connect the run to the other workers."""
+        self.span = span
 
     @property
     def ending(self) -> bool:
@@ -198,7 +202,7 @@ class Run:
     def carry_out(self, slot: Rendezvous, last: int) -> None:
         """Carry out a collective that all replicas of this process have posted alike; ``last`` posted last."""
         group = slot.group
-        if self.span is not None and group.size != len(group.members):  # `_spans`, inlined
+        if group.spans and self.span is not None:
             self.span.matched(slot)
             return
         if slot.request.kind is kinds.MERGE_CALL and not slot.absent:
@@ -222,10 +226,6 @@ class Run:
             self._wake(slot)
         else:
             self.loop.call_soon(self.release, slot)
-
-    def _spans(self, group: Group) -> bool:
-        """Return whether a group has members on other workers."""
-        return self.span is not None and group.size != len(group.members)
 
     def complete(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
         """Complete a collective with its result (shared, or by position) or its error; wake the waiting replicas."""
@@ -275,14 +275,14 @@ class Run:
         matched = group.join(member, JOIN.call, code, offset)
         slot: Any = group.joining
         if slot.request is None:
-            slot.request, slot.started = JOIN, self.now()
+            slot.request, slot.started = JOIN, self.clock()
         slot.values = [member.rank]
         handle = fill_in(self.handle(), me, slot)
         if self.observer is not None:
             self.observer.posted(member, slot)
         each: Any
         for each in matched:
-            if each.request is JOIN and not self._spans(group):
+            if each.request is JOIN and not group.spans:
                 self.finish_join(each, group.number_of_join(), member.rank)
             else:
                 self.carry_out(each, -1)
@@ -304,7 +304,7 @@ class Run:
         """Let a replica make the next group of these members; see `Group.new_group`."""
         self.has_groups = True
         made = member.group.new_group(member, ranks, name, code, offset, path)
-        if self.span is not None and self._spans(made.group):
+        if made.group.spans and self.span is not None:
             self.span.made(made.group)
         if made.group.doomed is not None and not self.closed:
             self.reconsider(made.group, made)
@@ -346,14 +346,14 @@ class Run:
         if self.closed or self.loop is None:  # in that case `attach` reconsiders it
             return
         if member is not None:
-            group.consider(member)
+            group.update_settled(member)
         trouble = self._troubles.setdefault(group, _Trouble())
         unsettled = group.unsettled
         if not unsettled:
             self._report(group)
         elif trouble.fewest is None or unsettled < trouble.fewest:
             trouble.fewest = unsettled
-            trouble.until = self.now() + _SETTLE_SECONDS
+            trouble.until = self.clock() + _SETTLE_SECONDS
             self._set_timer(trouble.until)
 
     def _report_after_turns(self, group: Group, turns: int = _TURNS) -> None:
@@ -361,7 +361,7 @@ class Run:
         trouble = self._troubles[group]
         if turns == _TURNS:
             trouble.until = None
-        if self.closed or self.over or trouble.until is not None:
+        if self.closed or trouble.until is not None:
             return
         if turns:
             self.loop.call_soon(self._report_after_turns, group, turns - 1)
@@ -472,7 +472,7 @@ class Run:
     def _on_timer(self) -> None:
         """Do what is due (a deadline, the end of a delay, another check), and set the timer for what comes next."""
         self._timer_at = None
-        now = self.now()
+        now = self.clock()
         timed = [(slot.deadline, slot) for slot in self._open_slots() if slot.deadline not in (None, _PASSED)]
         for deadline, slot in sorted(timed, key=lambda each: each[0]):
             if deadline <= now and not (self.closed or slot.complete):
@@ -509,7 +509,7 @@ class Run:
         self._checks_again = False
         if self.closed or self.ledger.doomed_groups:
             return
-        if self.now() < self._not_before:
+        if self.clock() < self._not_before:
             self._check_again()
             return
         began = time.perf_counter()
@@ -522,7 +522,7 @@ class Run:
                 self._end_by_deadlock(certain)
                 return
         took = time.perf_counter() - began
-        self._not_before = self.now() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_CHECK * took)
+        self._not_before = self.clock() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_CHECK * took)
         if suspects:
             self._check_again()
 
@@ -536,7 +536,7 @@ class Run:
 
         If the loop does not show its timers, one may help, unless nothing has moved for a second.
         """
-        shows_timers, now = self.loop.pending() is not None, self.now()
+        shows_timers, now = self.loop.pending() is not None, self.clock()
         seen = tuple(sorted(certain)) if shows_timers else self.ledger.progress()
         if seen != self._seen:
             self._seen, self._seen_since = seen, now
@@ -609,7 +609,7 @@ def _how_it_returned(state: _State) -> tuple[str | None, Location | None]:
     simple = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
     text = repr(value) if simple else f"<{type(value).__qualname__}>"
     text = text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
-    return text, None if frame is None else place(frame.f_code, frame.f_lasti).location
+    return text, None if frame is None else stacks.place_of(frame)
 
 
 def new_detached_run(run: Run) -> Run:

@@ -15,12 +15,10 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple, TypeVar
 
+from aiodist._core.call import is_of_the_program, place
 from aiodist._core.ledger import Member, Path
 from aiodist._core.terms import Location
 
-_PLUMBING = ("aiodist._", "aiodist_kernels", "aiodist.testing", "asyncio.", "trio.", "anyio.")
-_OF_THE_PROGRAM = ("aiodist._demos", "aiodist._tools")
-_LOOPS = frozenset({"asyncio", "trio", "anyio", "uvloop"})
 _ENDS = frozenset(
     {
         "aiodist._runtime.tasks",
@@ -116,15 +114,12 @@ def can_read_other_threads() -> bool:
 
 def is_plumbing(frame: FrameType) -> bool:
     """Return whether a frame belongs to an event loop or to aiodist; reports leave these out."""
-    module = str(frame.f_globals.get("__name__", ""))
-    return module.startswith(_PLUMBING) and not module.startswith(_OF_THE_PROGRAM)
+    return not is_of_the_program(frame.f_code.co_filename)
 
 
 def place_of(frame: FrameType) -> Location:
     """Return where a frame is."""
-    code = frame.f_code
-    function = code.co_qualname.rpartition(".<locals>.")[2]
-    return Location(code.co_filename, frame.f_lineno or code.co_firstlineno, function)
+    return place(frame.f_code, frame.f_lasti).location
 
 
 def function_name(fn: Any) -> str:
@@ -176,28 +171,24 @@ def nearest_callers(frame: FrameType) -> Path:
 
 
 def all_callers(frame: FrameType) -> Path:
-    """Return all callers of a frame up to the replica's function, or to where its task begins.
-
-    Frames of event loops' own helpers are left out.
-    """
+    """Return all callers of a frame up to the replica's function, or to where its task begins, as far as they count."""
     path: list[Any] = []
     caller = frame.f_back
     while caller is not None:
-        module = caller.f_globals.get("__name__", "")
-        if module in _ENDS:
+        if caller.f_globals.get("__name__", "") in _ENDS:
             break
-        if module.partition(".")[0] not in _LOOPS:
+        if not is_plumbing(caller):
             path += caller.f_code, caller.f_lasti
         caller = caller.f_back
     return tuple(path)
 
 
 def lines_here() -> tuple[tuple[str, int], ...]:
-    """Return the files and lines of the running frames, innermost first, without aiodist's own."""
+    """Return the files and lines of the running frames, innermost first, without those of event loops and aiodist."""
     lines: list[tuple[str, int]] = []
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, despite its name)
     while frame is not None and len(lines) < _MOST_FRAMES:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "aiodist":
+        if not is_plumbing(frame):
             lines.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return tuple(lines)

@@ -196,10 +196,7 @@ def _a_thing(thing: Any) -> str:
 
 def _collective(handle: CollectiveHandle[Any]) -> str:
     slot, member = posted(handle)
-    kind = slot.post_of(member.position).call.kind
-    label = None if slot.group.is_root else slot.group.label()
-    call = kind if slot is slot.group.joining else f"{kind} #{slot.number}"
-    return call if label is None else f"{call} of {label}"
+    return slot.text_of(member.position)
 
 
 def _tasks(tasks: tuple[Any, ...]) -> str:

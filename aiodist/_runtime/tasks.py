@@ -62,12 +62,12 @@ class _Replicas:
         """Run the replicas and return what they return."""
         run = self._run
         self._called_from = stacks.program_frame(sys._getframe(1))  # noqa: SLF001  (documented, despite its name)
-        observer = current_observer()
+        observer, name = current_observer(), stacks.function_name(self._calls[0][0])
         self._watch = watch_here()
         try:
             async with create_task_group() as tasks:
-                self._attach(new_loop(tasks), observer)
-                members, name = run.ledger.root.members, stacks.function_name(self._calls[0][0])
+                self._attach(new_loop(tasks), observer, name)
+                members = run.ledger.root.members
                 names = [f"replica {m.replica_id} of {name} ({run.device_of(m.replica_id)})" for m in members]
                 run.loop.start([partial(self._drive, member) for member in members], names)
             if run.span is not None:  # returns at once, unless the last replica was cancelled in this call
@@ -78,12 +78,12 @@ class _Replicas:
         except get_cancelled_exc_class() as cancellation:
             error = outcome.error_of_run(None, self._failures, {})
             if error is not None:
-                raise outcome.without_frames_of_ours(error) from None
+                raise outcome.without_frames_before(error) from None
             raise cancellation.with_traceback(None)  # noqa: B904
         except BaseExceptionGroup as group:  # trio's, of a Ctrl-C that meets this task where it waits for the replicas
             interrupt = outcome.interrupt_in(group)
             if interrupt is not None:
-                raise outcome.without_frames_of_ours(interrupt) from None
+                raise outcome.without_frames_before(interrupt) from None
             raise
         finally:
             self._release()
@@ -96,7 +96,7 @@ class _Replicas:
             )
             error.__cause__ = self._cancellations[replica_id]
         if error is not None:
-            raise outcome.without_frames_of_ours(error)
+            raise outcome.without_frames_before(error)
         return self._results
 
     def _release(self) -> None:
@@ -109,7 +109,7 @@ class _Replicas:
         if run.observer is not None:
             run.observer.run_ended(run)
 
-    def _attach(self, loop: AsyncioLoop | TrioLoop, observer: Observer | None) -> None:
+    def _attach(self, loop: AsyncioLoop | TrioLoop, observer: Observer | None, name: str) -> None:
         run = self._run
         run.attach(loop, get_ident())
         loop.hold_interrupts_back(ReplicaContext, Participant, loop.handle)
@@ -119,7 +119,7 @@ class _Replicas:
             from aiodist._runtime.observed import observed  # loaded only for observers
 
             run.observer, run.handle = observed(run, observer)
-            observer.run_begun(run, self._calls[0][0])
+            observer.run_begun(run, name)
 
     @stacks.drives_tasks
     async def _drive(self, member: Member) -> None:

@@ -26,10 +26,9 @@ from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, Collective
 from aiodist._collectives.work import Work
 from aiodist._core.call import LEAF, Call, OrderCheck
-from aiodist._core.ledger import Path
+from aiodist._core.ledger import Member, Path
 from aiodist._core.terms import ReplicaState
 from aiodist._data.batches import without_rows
-from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text, function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import all_callers
@@ -171,28 +170,22 @@ class Workers(Replicas):
 
     # Variables.
 
-    def created_outside(self, state: State, value: Array, name: str | None, frame: FrameType) -> None:
-        """Create a variable on all workers, under the strategy's scope."""
+    def create(self, state: State, value: Array, name: str | None, frame: FrameType) -> str:
+        """Create a variable on all workers, under the strategy's scope; return what tells it from others."""
 
         def exchange(agreed: Agreed) -> Steps[None]:
             first = yield from agreed.move(state.spec.collective(BROADCAST, 0), [value] * self.local)
             state.fill(frozen(first))
 
         pending = self.begin(state.spec.call("Variable", None, name), self._site_of(frame), exchange)
-        state.subject = f"outside {pending.number}"
+        return f"outside {pending.number}"
 
-    def created_in_replica(
-        self, state: State, here: Participant, value: Array, name: str | None, frame: FrameType
-    ) -> None:
-        """Create a variable in a replica, as all others do."""
-        key = "create", name
-        if key not in state.requests:
-            member = here.member
-            state.subject = f"run {self.run_numbers[member.group.ledger]} {member.group.key} {member.sequence}"
-            collective = state.spec.collective(BROADCAST, 0)
-            over = OverWorkers(collective, list, lambda _, first: state.fill(frozen(np.asarray(first))))
-            state.requests[key] = Request(collective, state.spec.call("Variable", None, name), over_workers=over)
-        here.contribute(frame, state.requests[key], value)
+    def creation(self, state: State, member: Member, name: str | None) -> tuple[str, Request]:
+        """Return what tells a variable that each replica creates from others, and the request to create it."""
+        collective = state.spec.collective(BROADCAST, 0)
+        over = OverWorkers(collective, list, lambda _, first: state.fill(frozen(np.asarray(first))))
+        subject = f"run {self.run_numbers[member.group.ledger]} {member.group.key} {member.sequence}"
+        return subject, Request(collective, state.spec.call("Variable", None, name), over_workers=over)
 
     def assignment(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
         """Return how replicas of all workers assign to a mirrored variable; ``apply`` assigns one value."""
@@ -409,7 +402,8 @@ class MultiWorkerMirroredStrategy(Strategy):
                 raise
             cancelled = cancellation
         channel, communicator = pending.result()
-        run.span = span = Span(team, pending.number, channel, communicator, run)
+        span = Span(team, pending.number, channel, communicator, run)
+        run.connect(span)
         self._workers.run_numbers[run.ledger] = pending.number
         if cancelled is not None:  # but the other workers begin the run
             for replica in run.ledger.replicas:

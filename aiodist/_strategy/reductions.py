@@ -357,7 +357,7 @@ def named(name: str, coroutine: Any) -> CoroutineType[Any, Any, Any]:
 async def _combined(strategy: Any, kind: str, operation: Operation, value: Any, destinations: Any, site: Any) -> Any:
     require_cross_replica(strategy, kind)
     replicas, over_workers, group = replicas_here(strategy), replicas_of(strategy).combine, group_here()
-    if operation is COPY or (group is not None and group.size == len(group.members)):  # other workers have no part
+    if operation is COPY or (group is not None and not group.spans):  # other workers have no part
         over_workers = None
     bare = over_workers is not None and len(replicas) == 1
     combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)

@@ -15,7 +15,7 @@ class Share(NamedTuple):
     """A process's share of a strategy's replicas."""
 
     replicas: int  # the number of replicas of all workers
-    mine: range  # the ids of this process's replicas
+    own: range  # the ids of this process's replicas
     workers: int = 1
     rank: int = 0
     fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None  # see `StepRule`
@@ -98,7 +98,7 @@ def replicas_here(strategy: HasReplicas) -> Sequence[int]:
     here, group = current.get(), group_here()
     if group is not None and here.strategy is strategy:
         return [member.replica_id for member in group.members]
-    return replicas_of(strategy).share.mine
+    return replicas_of(strategy).share.own
 
 
 def require_cross_replica(strategy: object, what: str) -> None:

@@ -153,8 +153,8 @@ class Strategy(HasReplicas):
     def _new_run(self, options: CommunicationOptions | None = None) -> Run:
         extended, share = self._extended, self._replicas.share
         merged = extended.communication_options.merge(options)
-        total = share.replicas if len(share.mine) < share.replicas else None  # other workers need finished groups
-        return Run(self, extended.devices, extended.order_check, merged, first=share.mine.start, total=total)
+        total = share.replicas if len(share.own) < share.replicas else None  # other workers need finished groups
+        return Run(self, extended.devices, extended.order_check, merged, first=share.own.start, total=total)
 
     def _new_detached_run(self) -> Run:
         return new_detached_run(self._new_run())
@@ -295,7 +295,7 @@ class Strategy(HasReplicas):
         from aiodist._data.distributed import DistributedDataset, StepRule
 
         share = self._replicas.share
-        rule = StepRule(1, lambda batches: cut(batches[0], share.replicas, share.mine), _refuse_inside_replica)
+        rule = StepRule(1, lambda batches: cut(batches[0], share.replicas, share.own), _refuse_inside_replica)
         return DistributedDataset(dataset, rule)
 
     def distribute_datasets_from_function(
@@ -325,7 +325,7 @@ class Strategy(HasReplicas):
 
         share = self._replicas.share
         dataset = _called(dataset_fn, "dataset_fn", InputContext(share.workers, share.rank, share.replicas))
-        size = len(share.mine)
+        size = len(share.own)
         rule = StepRule(size, partial(group, num_replicas=size), _refuse_inside_replica, share.fill_up)
         return DistributedDataset(dataset, rule)
 
@@ -350,9 +350,9 @@ class Strategy(HasReplicas):
         self._check_data_call("experimental_distribute_values_from_function")
         from aiodist._data.distributed import ValueContext
 
-        replicas, mine, *_ = self._replicas.share
-        values = [_called(value_fn, "value_fn", ValueContext(replica_id, replicas)) for replica_id in mine]
-        return regroup_data(values, "values", mine)
+        replicas, own, *_ = self._replicas.share
+        values = [_called(value_fn, "value_fn", ValueContext(replica_id, replicas)) for replica_id in own]
+        return regroup_data(values, "values", own)
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: None = None) -> NumpyDataset:
         """Return a dataset of the examples in a nest of NumPy arrays, where row k of every array is example k.

@@ -306,9 +306,27 @@ class State:
         self.strategy = strategy  # None: the default one
         self.replicas = replicas_of(strategy)
         self.subject = str(next(_numbers))  # tells it from others of its name in the order check
-        self.requests: dict[Any, Request] = {}  # to create it or assign to it, by method and name
+        self._requests: dict[Any, Request] = {}  # to create it or assign to it, by method and name
         self._components: list[Array] = []  # none until replica 0's initial value is there
         self._pending: Callable[[], Array] | None = None  # computes the value of an assignment still in worker threads
+
+    def begin(self, value: Array, name: str | None, frame: FrameType) -> None:
+        """Begin with an initial value, that of replica 0, for a variable created outside of replicas in a frame."""
+        workers = self.replicas.several_workers
+        if workers is None:
+            self.fill(value)
+        else:
+            self.subject = workers.create(self, value, name, frame)
+
+    def begin_in_replica(self, here: Participant, value: Array, name: str | None, frame: FrameType) -> None:
+        """Begin with an initial value if it is replica 0's, for a variable that each replica creates."""
+        workers, key = self.replicas.several_workers, ("create", name)
+        if here.member.replica_id == 0:
+            self.fill(value)
+        if workers is not None:
+            if key not in self._requests:
+                self.subject, self._requests[key] = workers.creation(self, here.member, name)
+            here.contribute(frame, self._requests[key], value)
 
     def put(self, components: Sequence[Array]) -> None:
         """Set the components: read-only arrays with memory of their own, of which replicas may share one."""
@@ -364,14 +382,14 @@ class State:
 
     def request(self, variable: Variable, method: str, name: str | None) -> Request:
         """Return the request for an assignment to a mirrored variable; its result is the variable."""
-        found = self.requests.get((method, name))
+        found = self._requests.get((method, name))
         if found is None:
             spec, workers = self.spec, self.replicas.several_workers
             call = spec.call(f"{spec.name}.{method}", self.subject, name, spec.op)
             over = None if workers is None else workers.assignment(self, partial(self._apply, variable, method))
             compute = partial(self._assign_all, variable, method)
             found = Request(spec.collective(ALL_REDUCE), call, compute, over_workers=over)
-            self.requests[method, name] = found
+            self._requests[method, name] = found
         return found
 
     def _assign_all(
@@ -435,9 +453,9 @@ class State:
         is_one = isinstance(value, Mirrored) or not isinstance(value, DistributedValues)
         if is_one:  # a Mirrored is a copy for each replica of one value, not what each of them would assign
             given = given[:1]
-        each, mine = [self.converted(one) for one in given], self.replicas.share.mine
+        each, own = [self.converted(one) for one in given], self.replicas.share.own
         if self.mirrored:
-            self._apply(variable, method, each[0] if is_one else spec.aggregate(each, first=mine.start))
+            self._apply(variable, method, each[0] if is_one else spec.aggregate(each, first=own.start))
             return
         is_sum = spec.aggregation is VariableAggregation.SUM
         if method != "assign" and is_sum and self.strategy is not None:
@@ -447,7 +465,7 @@ class State:
                 "replica, or assign(variable.read_value() ± value)"
             )
         if is_one and method == "assign" and is_sum:
-            each = _addends(each[0], self.replicas.share.replicas)[mine.start : mine.stop]
+            each = _addends(each[0], self.replicas.share.replicas)[own.start : own.stop]
         elif is_one:
             each *= size
         self.put([updated(method, *pair) for pair in zip(self.present(), each, strict=True)])
@@ -511,22 +529,12 @@ class Variable(ArrayLike):
         make = partial(cls._with, spec, strategy_in_force(here))
         if not isinstance(here, Participant):
             variable = make()
-            state = state_of(variable)
-            workers = state.replicas.several_workers
-            if workers is None:
-                state.fill(value)
-            else:
-                workers.created_outside(state, value, name, frame)
+            state_of(variable).begin(value, name, frame)
             return variable
         here.check("Variable(…)")
         here = here.of_run or here
         variable = _next_creation(here.member, spec, place(frame.f_code, frame.f_lasti), name is not None, make)
-        state = state_of(variable)
-        workers = state.replicas.several_workers
-        if here.member.replica_id == 0:
-            state.fill(value)
-        if workers is not None:
-            workers.created_in_replica(state, here, value, name, frame)
+        state_of(variable).begin_in_replica(here, value, name, frame)
         return variable
 
     @classmethod

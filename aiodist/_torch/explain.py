@@ -19,7 +19,7 @@ from aiodist._core.ledger import HISTORY
 from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.terms import Reason
-from aiodist._core.text import count, ids_briefly, place, replicas_called
+from aiodist._core.text import count, grouped, ids_briefly, place, replicas_called
 from aiodist._torch.dumps import Dump, DumpError, Entry
 from aiodist._torch.report import report_on
 
@@ -126,10 +126,7 @@ def _record(group: _ProcessGroup, ordinal: int, of: Mapping[int, Dump]) -> Group
     for number in sorted(set().union(*rows.values())):
         if number < kept or any(number not in row and newest[rank] > number for rank, row in rows.items()):
             continue  # a rank's call has been dropped, or was never recorded
-        column: dict[Entry, list[int]] = {}
-        for rank, row in rows.items():
-            if number in row:
-                column.setdefault(row[number], []).append(rank)
+        column = grouped((row[number], rank) for rank, row in rows.items() if number in row)
         late = any(number not in row for row in rows.values())
         slot = _slot(number - first, column, late=late)
         alike = len({entry.meaning for entry in column}) == 1

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
-from types import SimpleNamespace
 from typing import Any
 
 from aiodist._checking.schedule import Order
@@ -25,7 +24,7 @@ from aiodist._core.instrument import Observer, current_observer
 from aiodist._core.ledger import Group, Ledger, Member, Slot
 from aiodist._core.snapshot import ReplicaFacts
 from aiodist._core.terms import Location, ReplicaState
-from aiodist._core.text import place as shown_place
+from aiodist._core.text import place
 from aiodist._torch.collectives import Tensors, call_on, compute
 from aiodist._torch.places import SwappedCalls, call_sites, only_swapped, places_of
 from aiodist._torch.ranks import OnSwitch, Ranks
@@ -75,7 +74,7 @@ class Job:
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
         self._waits_elsewhere: dict[int, str] = {}
         self._takes_future: set[int] = set()
-        self.observer.run_begun(self, SimpleNamespace(__qualname__=name))  # type: ignore[arg-type]
+        self.observer.run_begun(self, name)
 
     def run(self, main: Callable[[int], object], seconds: float) -> bool:
         """Call a function for every rank; return whether all have ended in time."""
@@ -127,9 +126,9 @@ class Job:
         return slot  # type: ignore[no-any-return]
 
     def _complete(self, slot: Collective) -> None:
-        swapped = self._swapped.note(slot)
-        if swapped:
-            self._fail(slot, swapped)
+        first = self._swapped.first(slot)
+        if first is not None:
+            self._fail(slot, first)
             self._raise_error()
         root = 0 if slot.call.source is None else slot.group.key[0].index(slot.call.source)
         try:
@@ -153,7 +152,7 @@ class Job:
             rank = slot.waiters[member.position] = member.replica_id
             if for_future:
                 self._takes_future.add(rank)
-            member.group.consider(member)
+            member.group.update_settled(member)
             self._fail_if_settled()
             self.ranks.wait(
                 lambda: slot.complete or self.error is not None or (for_future and rank not in self._takes_future)
@@ -170,7 +169,7 @@ class Job:
         """Wait for something that is no collective; ``what`` says what the rank does."""
         self._raise_error()
         rank = self.rank()
-        self._waits_elsewhere[rank] = f"{what} at {shown_place(call_sites()[0].location)}"
+        self._waits_elsewhere[rank] = f"{what} at {place(call_sites()[0].location)}"
         self.ranks.wait(lambda: until() or self.error is not None)
         del self._waits_elsewhere[rank]
         if not until():
@@ -224,14 +223,14 @@ class Job:
         else:
             self._fail()
 
-    def _fail(self, slot: Collective | None = None, swapped: int = 0) -> None:
-        """Find out why the job cannot continue; if that is known, ``slot`` is the last of some swapped calls."""
+    def _fail(self, slot: Collective | None = None, first: int = 0) -> None:
+        """Find out why the job cannot continue; if calls are swapped, these are those from ``first`` to ``slot``."""
         waiting, elsewhere = self.ledger.stuck(), self._waits_elsewhere
         snapshot = self.ledger.snapshot(
             self.facts(), blocked=tuple(sorted(waiting)), deadlocked=tuple(sorted({*waiting, *elsewhere})),
             cycle_text="; ".join(f"rank {rank} {what}" for rank, what in sorted(elsewhere.items())),
         )  # fmt: skip
-        self.error = error_of(report_on(snapshot if slot is None else only_swapped(snapshot, slot, swapped)))
+        self.error = error_of(report_on(snapshot if slot is None else only_swapped(snapshot, slot, first)))
         self.observer.reported(self, self.error)
         self.ranks.wake()
 

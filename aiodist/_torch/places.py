@@ -12,15 +12,15 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from aiodist._core.call import MESSAGE, OrderCheck, Place, Post, place
+from aiodist._core.callers import CallerOrder, mixed_hash
 from aiodist._core.ledger import Group, Slot
 from aiodist._core.snapshot import Snapshot
 from aiodist._torch.private import torch
@@ -82,40 +82,31 @@ _LIKENESSES: Final = tuple((look, depth) for look in (lambda at: at, _text) for 
 @lru_cache(maxsize=4096)
 def _likenesses(post: Post) -> tuple[int, ...]:
     """Return a hash for each likeness; equal ones mean that posts are alike in it."""
-    return tuple(hash((post.call, *map(look, post.path[:depth]))) for look, depth in _LIKENESSES)
+    return tuple(mixed_hash((post.call, *map(look, post.path[:depth]))) for look, depth in _LIKENESSES)
 
 
 class SwappedCalls:
     """Looks for swapped calls among the last ones of each group since a barrier."""
 
     def __init__(self) -> None:
-        # For each call, the likenesses of each rank's post
-        self._recent: dict[Group, deque[list[tuple[int, ...]]]] = defaultdict(partial(deque, maxlen=_MOST_CALLS))
+        self._orders: dict[Group, CallerOrder] = {}
 
-    def note(self, slot: Slot) -> int:
-        """Note a matched call; return how many calls, of which it is the last, were made in different orders, or 0."""
-        recent = self._recent[slot.group]
+    def first(self, slot: Slot) -> int | None:
+        """Note a matched call; return the first of the calls that, up to it, ranks have made in different orders."""
         if slot.call.shapes is None or slot.call.kind == MESSAGE:
-            recent.clear()  # a barrier: what came before is over
-        elif recent or slot.others is not None:
-            recent.append([_likenesses(slot.post_of(each.position)) for each in slot.group.members])
-        while recent and len(set(recent[0])) == 1:
-            recent.popleft()
-        for count in range(2, len(recent) + 1):
-            by_rank = list(zip(*islice(recent, len(recent) - count, None), strict=True))
-            for likeness in range(len(_LIKENESSES)):
-                orders = {tuple(each[likeness] for each in calls) for calls in by_rank}
-                if len(orders) > 1 and len({tuple(sorted(order)) for order in orders}) == 1:
-                    return count
-        return 0
+            self._orders.pop(slot.group, None)  # a barrier: what came before is over
+        elif slot.others is not None:
+            posts = (slot.post_of(each.position) for each in slot.group.members)
+            order = self._orders.setdefault(slot.group, CallerOrder(_MOST_CALLS))
+            return order.note(slot.number, map(_likenesses, posts))
+        return None
 
 
-def only_swapped(snapshot: Snapshot, slot: Slot, count: int) -> Snapshot:
-    """Return the part of a snapshot that shows the swapped calls of a group: ``count``, the last of them ``slot``."""
+def only_swapped(snapshot: Snapshot, slot: Slot, first: int) -> Snapshot:
+    """Return the part of a snapshot that shows the swapped calls of a group, from a number on up to ``slot``."""
     root = snapshot.groups[0]
     group = next(each for each in snapshot.groups if each.key == slot.group.key)
     slots = sorted((*group.history, *group.open), key=lambda each: each.number)
-    first = slot.number - count + 1
     shown = replace(
         group,
         history=tuple(each for each in slots if each.number < first and len(each.posts) == 1),

@@ -129,7 +129,7 @@ def explore(
         exploration = exploring.explore(program, schedules=schedules, seed=seed, seconds=timeout)
     if exploration.error is not None:
         where = "in the schedule given" if replay is not None else f"in schedule {exploration.schedules}"
-        for line in exploration.story(where):
+        for line in exploration.describe_changes(where):
             exploration.error.add_note(line)
         exploration.error.add_note(f"to run it again: replay={str(exploration.schedule)!r}")
         raise exploration.error

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from aiodist._checking.explore import without_frames_before
+from aiodist._runtime.outcome import without_frames_before
 from aiodist.testing import explore
 
 _MARKER = (

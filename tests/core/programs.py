@@ -137,7 +137,7 @@ class Run:
             replica.waits = True
             replica.at = line
             if member.group.doomed is not None:
-                member.group.consider(member)
+                member.group.update_settled(member)
             yield
 
     def _end(self, replica: _Replica, state: ReplicaState) -> None:

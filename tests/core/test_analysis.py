@@ -224,3 +224,14 @@ def test_calls_that_others_have_yet_to_make_are_not_reported_as_made() -> None:
     divergence = analyse(ledger.snapshot()).divergence
     assert divergence is not None
     assert "which replicas 0 and 1 would make as #9 to #10" in divergence.text
+
+
+def test_failure_blames_no_replica_that_is_on_its_way() -> None:
+    ledger, here = Ledger([0, 1, 2]), Place("program.py", 1, 0, "train")
+    for member in ledger.root.members[:2]:
+        ledger.root.post(member, Call("barrier"), here, 0).waiters[0] = "task"
+    ledger.end(ledger.replicas[1], ReplicaState.FAILED)
+    report = analyse(ledger.snapshot())
+    assert (report.reason, report.suspects) == (Reason.EXITED, (0, 1, 2))
+    assert "replica 2 has not arrived" in str(report)
+    assert ">" not in str(report)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist._core import source
+from aiodist._core.terms import Location
 
 PROGRAM = """\
 async def program(ctx, odd, scope):
@@ -65,9 +66,9 @@ def line(text: str) -> int:
     ],
 )
 def test_branch_between_two_lines(file: str, one: str, other: str, branch: str | None) -> None:
-    expected = None if branch is None else line(branch)
-    assert source.branch_between(file, line(f"{one}("), line(f"{other}(")) == expected
-    assert source.branch_between(file, line(f"{other}("), line(f"{one}(")) == expected
+    a, b = (Location(file, line(f"{name}("), "program") for name in (one, other))
+    expected = None if branch is None else a._replace(line=line(branch))
+    assert source.branch_between(a, b) == source.branch_between(b, a) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,5 +85,5 @@ def test_unreadable_source_gives_no_answer(tmp_path: Path, text: str | None) -> 
     path = tmp_path / "broken.py"
     if text is not None:
         path.write_text(text, encoding="utf-8")
-    assert source.branch_between(str(path), 1, 2) is None
+    assert source.branch_between(Location(str(path), 1, "program"), Location(str(path), 2, "program")) is None
     assert not source.time_limit_around(str(path), 1)

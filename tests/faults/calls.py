@@ -415,6 +415,27 @@ async def swapped_through_a_helper(ctx: ReplicaContext, some: tuple[int, ...], h
             await helper(ctx, TWOS)  # named
 
 
+@mismatch(Reason.CALL_SITE, 2, says="from tests/faults/calls.py")
+async def swapped_through_a_helper_around_many_calls(ctx: ReplicaContext) -> None:
+    for name in ("loss", "common", "gradient") if me(ctx) == 2 else ("gradient", "common", "loss"):
+        if name == "loss":
+            await total(ctx, ONES)  # named
+        elif name == "gradient":
+            await total(ctx, TWOS)  # named
+        else:
+            for _ in range(100):
+                await total(ctx, ONES)
+
+
+@mismatch(Reason.CALL_SITE, 2)
+async def swapped_with_a_call_of_itself(ctx: ReplicaContext, *calls_itself: bool) -> None:
+    for each in calls_itself or ((True, False) if me(ctx) == 2 else (False, True)):
+        if each:
+            await swapped_with_a_call_of_itself(ctx, False)  # named
+        else:
+            await ctx.all_reduce("SUM", LOSS)  # named
+
+
 @mismatch(Reason.CALL_SITE, 2)
 async def rotated_through_a_helper(ctx: ReplicaContext) -> None:
     async def first() -> None:

@@ -551,7 +551,7 @@ class LoopThread:
 
     def _look(self, times: int, share: float) -> None:
         for _ in range(times):
-            self._blocked.look()
+            self._blocked.check()
             self.now += 0.1
             self.computed += 0.1 * share
 

@@ -194,14 +194,14 @@ async def disagree(strategy: aiodist.MultiWorkerMirroredStrategy, *, in_group: b
     try:
         await run(strategy, replica)
     except aiodist.CollectiveMismatchError:
-        say(f"worker {replicas_of(strategy).share.mine.start} caught it")
+        say(f"worker {replicas_of(strategy).share.own.start} caught it")
 
 
 def caught(mpi: Any) -> None:
     for in_group in (False, True):
         strategy = aiodist.MultiWorkerMirroredStrategy(communicator=mpi.COMM_WORLD)
         asyncio.run(disagree(strategy, in_group=in_group))
-    if replicas_of(strategy).share.mine.start > 0:
+    if replicas_of(strategy).share.own.start > 0:
         time.sleep(1.5)  # longer than others wait for a worker that has announced its end
 
 
@@ -235,7 +235,7 @@ async def opposite(ctx: ReplicaContext) -> None:
 async def groups() -> None:
     """Print the results of groups and joins, the error of two groups in opposite order, and another strategy's sum."""
     strategy = aiodist.MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
-    for replica_id, result in enumerate(await run(strategy, groups_and_joins), replicas_of(strategy).share.mine.start):
+    for replica_id, result in enumerate(await run(strategy, groups_and_joins), replicas_of(strategy).share.own.start):
         say(f"replica {replica_id}: {result}")
     try:
         await run(strategy, opposite)
@@ -299,7 +299,7 @@ async def all_faults(kinds: list[str]) -> None:
         try:
             await run(strategy, lambda ctx, kind=kind: faulty(ctx, kind))  # type: ignore[misc]
         except Exception as error:
-            say(f"{kind}: worker {replicas_of(strategy).share.mine.start} {type(error).__name__} {str(error)!r}")
+            say(f"{kind}: worker {replicas_of(strategy).share.own.start} {type(error).__name__} {str(error)!r}")
             if kind == kinds[-1]:
                 raise
 

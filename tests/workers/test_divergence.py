@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_different_calls_outside_of_replicas() -> None:
     async def program(strategy: Any) -> Any:
-        if replicas_of(strategy).share.mine.start == 0:
+        if replicas_of(strategy).share.own.start == 0:
             return await strategy.reduce("SUM", 1.0, None)
         return await strategy.gather(np.ones(2), 0)
 
@@ -38,7 +38,7 @@ async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
     job = Job(1, 1, timeout_seconds=0.05, answer_seconds=0.01)
 
     async def program(strategy: Any) -> Any:
-        return await strategy.run(lambda: 1) if replicas_of(strategy).share.mine.start == 0 else None
+        return await strategy.run(lambda: 1) if replicas_of(strategy).share.own.start == 0 else None
 
     first, _ = await job.everywhere(program)
     assert isinstance(first, aiodist.CollectiveTimeoutError)
@@ -71,7 +71,7 @@ async def test_lost_worker_is_named_by_all_others(where: str) -> None:
         assert outcome.report.suspects == (1,)
 
     async def again(strategy: Any) -> Any:
-        return await strategy.reduce("MEAN", 1.0, None) if replicas_of(strategy).share.mine.start != 1 else None
+        return await strategy.reduce("MEAN", 1.0, None) if replicas_of(strategy).share.own.start != 1 else None
 
     first, _, last = await job.everywhere(again)
     assert isinstance(first, aiodist.WorkerLostError)

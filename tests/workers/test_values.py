@@ -214,7 +214,7 @@ async def test_framework_arrays_are_returned() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) -> None:
     async def program(strategy: Any) -> Any:
-        first, local = replicas_of(strategy).share.mine.start, replicas_of(strategy).local
+        first, local = replicas_of(strategy).share.own.start, replicas_of(strategy).local
         values = [np.arange(3.0 * (r + 1)).reshape(-1, 3) + r for r in range(first, first + local)]
         ragged = aiodist.PerReplica(values) if local > 1 else values[0]
         firsts = aiodist.PerReplica([value[0] for value in values]) if local > 1 else values[0][0]

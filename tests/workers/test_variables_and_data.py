@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 def first_of(strategy: Any) -> int:
-    return int(replicas_of(strategy).share.mine.start)
+    return int(replicas_of(strategy).share.own.start)
 
 
 @on_trio_too

@@ -15,14 +15,12 @@ from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from aiodist._core.call import Call, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer
 from aiodist._core.ledger import Ledger, Member, Slot
 from aiodist._core.terms import ReplicaState
-from aiodist._core.text import shown
+from aiodist._core.text import full_place
 
 # The timeline.
 
@@ -186,13 +184,12 @@ class Recording(Observer):
         self._lock = Lock()  # runs in several threads may begin, and the trace end, at the same time
         self._closed = False
 
-    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
+    def run_begun(self, run: ObservedRun, name: str) -> None:
         with self._lock:
             if self._closed:
                 return
             clock = run.clock
             shift = self._shifts.setdefault(clock, time.monotonic() - self._zero - clock())
-            name: str = getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
             begun = clock() + shift
             recorded = Run(len(self.runs) + 1, name, run.ledger.replicas[0].id, run.devices, begun, begun)
             self.runs.append(recorded)
@@ -253,9 +250,9 @@ class Recording(Observer):
 
     def _describe(self, call: Call, code: Any, offset: int) -> tuple[Any, int, int | None]:
         """Return the position of a call's text, and the bytes of its input, which are slow to find."""
-        text = call.kind, str(call), shown(place(code, offset).location)
+        text = call.kind, str(call), full_place(place(code, offset).location)
         alive = call, code  # so that nothing else gets their ids
-        described = alive, self.texts.setdefault(text, len(self.texts)), _bytes_of(call)
+        described = alive, self.texts.setdefault(text, len(self.texts)), call.nbytes
         return self._described.setdefault((id(call), id(code), offset), described)
 
     def waits(self, member: Member, slot: Slot) -> None:
@@ -287,20 +284,6 @@ class Recording(Observer):
 
 def _key(slot: Slot) -> Key:
     return slot.group.serial, None if slot is slot.group.joining else slot.number
-
-
-def _bytes_of(call: Call) -> int | None:
-    """Return the bytes of a replica's input; None if the call does not determine them."""
-    total = 0
-    for shape, dtype, kind in call.leaves:
-        sizes = [size for size in shape if size is not None]
-        if kind == "slices" or len(sizes) < len(shape):
-            return None
-        try:
-            total += math.prod(sizes) * np.dtype(dtype).itemsize
-        except TypeError:  # a dtype of another framework
-            return None
-    return total
 
 
 def _input_bytes(slot: Any, member: Member) -> int:
