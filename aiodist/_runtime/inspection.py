@@ -350,6 +350,12 @@ _ELSEWHERE = "elsewhere"
 """Stands for a group's members that other processes run."""
 
 
+def waits_for_others(awaitable: Any, replicas: int) -> bool:
+    """Return whether a replica waits for a lock or, if there are few replicas, for tasks."""
+    kind = suspension_of(awaitable).kind
+    return kind in _HELD or (kind is Awaited.TASK and replicas <= _MOST_REPLICAS)
+
+
 def deadlocked(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
     """Return the ids of a run's replicas that will certainly never continue.
 

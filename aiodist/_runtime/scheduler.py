@@ -554,10 +554,16 @@ class Run:
 
     def look_for_deadlock(self) -> None:
         """End the run if some of its replicas will certainly never continue; called when nothing moves."""
+        from aiodist._runtime.inspection import waits_for_others  # loaded only if nothing moves
+
         if self.closed or self.ledger.doomed_groups or self.span is not None:
             return
-        certain = self.deadlocked_replicas()
         waiting = {m.replica_id for slot in self.ledger.open_slots() for m in slot.group.members if m.has_posted(slot)}
+        if not waiting:  # then all must be stuck; thousands that sleep are not inspected for nothing
+            first = next((state.awaitable for state in self._states if state.awaitable is not None), None)
+            if not waits_for_others(first, self.ledger.root.size):
+                return
+        certain = self.deadlocked_replicas()
         if certain & waiting or (certain and self._are_all_left(certain)):
             self._end_by_deadlock(certain)
 
