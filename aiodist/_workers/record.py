@@ -56,8 +56,9 @@ _CALLERS: Final = (slice(16, 24), slice(24, 32))
 _COMPLEMENTS: Final = bytes(range(255, -1, -1))
 _MOST: Final = 255
 
+WRAP: Final = (1 << 64) - 1
 Callers = tuple[int, int]
-"""Two 64-bit sums of hashes: of each call's nearest caller, and of its nearest two."""
+"""Two sums of hashes, modulo 2**64: of each call's nearest caller, and of its nearest two."""
 ALIKE: Final[Callers] = (0, 0)
 
 
@@ -160,7 +161,9 @@ class RecordBuffers:
         digests, *callers, flags, notices = zip(*heads, strict=True)
         known = {digest for digest, notice in zip(digests, notices, strict=True) if notice != Notice.JOINED}
         agreement = _agreement(min(notices), max(notices), len(known) <= 1)
-        nearest, two = (hash(tuple(n - sums[0] for n in sums)) if len(set(sums)) > 1 else 0 for sums in callers)
+        nearest, two = (
+            hash(tuple((n - sums[0]) & WRAP for n in sums)) if len(set(sums)) > 1 else 0 for sums in callers
+        )
         return Found(agreement, flags[0], int.from_bytes(next(iter(known), b""), "little"), (nearest, two))
 
     def _read_least(self, whole: bytes) -> Found:

@@ -35,11 +35,10 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol
 
 from aiodist._collectives.workers import Transfer
-from aiodist._workers.record import ALIKE, NO_FLAGS, NONE, Agreement, Callers, Notice, RecordBuffers
+from aiodist._core.ledger import HISTORY
+from aiodist._workers.record import ALIKE, NO_FLAGS, NONE, WRAP, Agreement, Callers, Notice, RecordBuffers
 from aiodist._workers.transport import Communicator, Steps
 
-_MOST_CALLS: Final = 64
-_WRAP: Final = (1 << 64) - 1
 _DIGEST: Final = (1 << 128) - 1
 _FACTOR: Final = 0x9E3779B97F4A7C15F39CC0605CEDC835
 """A session's digest is a polynomial in this, modulo 2**128, with the digests of its calls as coefficients: a tenth of
@@ -48,24 +47,25 @@ _SAME: Final = Agreement.ALIKE
 
 
 class Site:
-    """The callers of the calls at one place: their sums, and the differences between workers at the latest calls."""
+    """The callers of the calls at one place: their sums, and how these differed between workers at the latest calls."""
 
     def __init__(self) -> None:
-        self.sums = ALIKE
-        self.apart: Sequence[deque[int]] = ()
+        self.sums = self._apart = ALIKE
+        self._calls: Sequence[dict[int, int]] = [{} for _ in ALIKE]  # by the difference before each, their numbers
 
-    def came_in_order(self, sums: Callers, apart: Callers) -> bool:
+    def came_in_order(self, number: int, sums: Callers, apart: Callers) -> bool:
         """Note a call that all workers have made; return whether their callers came in the same order."""
         self.sums = sums
-        if not self.apart:
-            if apart == ALIKE:  # the usual case
-                return True
-            self.apart = [deque([0], _MOST_CALLS) for _ in ALIKE]
+        if apart == self._apart:  # the usual case
+            return True
         in_order = True
-        for now, before in zip(apart, self.apart, strict=True):
-            if now != before[-1]:
-                in_order = in_order and now not in before
-                before.append(now)
+        for now, before, calls in zip(apart, self._apart, self._calls, strict=True):
+            if now != before:
+                calls[before] = number
+                if len(calls) > HISTORY:
+                    del calls[next(iter(calls))]
+                in_order = in_order and number - calls.get(now, -HISTORY) >= HISTORY  # a report could show no older one
+        self._apart = apart
         return in_order
 
 
@@ -179,7 +179,7 @@ class Session:
                 site, callers = route.site, ALIKE
                 if site is not None:
                     (a, b), (c, d) = site.sums, route.callers
-                    callers = (a + c) & _WRAP, (b + d) & _WRAP
+                    callers = (a + c) & WRAP, (b + d) & WRAP
                 nbytes = route.small.write(values) if route.small is not None and values is not None else 0
                 request = self.records.post(chain, route.flags, callers, notice, nbytes)
                 if route.plan is not None and values is not None:
@@ -189,8 +189,9 @@ class Session:
                     return
                 found = self.records.read()
                 agreement = found.agreement
-                if agreement is _SAME and site is not None and not site.came_in_order(callers, found.apart):
-                    agreement = Agreement.DIFFERENT
+                if site is not None and agreement is _SAME:
+                    in_order = site.came_in_order(self.number, callers, found.apart)
+                    agreement = _SAME if in_order else Agreement.DIFFERENT
                 if agreement is _SAME:
                     self._chain = chain
                     steps = self._carrier.move(self, route, slot, found.flags, prepared)

@@ -13,6 +13,7 @@ import pytest
 
 import aiodist
 from aiodist import Reason, ReplicaContext
+from aiodist._core.ledger import HISTORY
 from aiodist._strategy.scope import replicas_of
 from tests.runtime.programs import Program, mirrored, run, turns
 from tests.workers.simulated import Job, on_uvloop_too
@@ -153,6 +154,11 @@ async def test_callers_of_a_helper_in_another_order_are_found(layout: tuple[int,
 @pytest.mark.parametrize("layout", [(2, 2), (1,) * 66], ids=lambda layout: str(len(layout)))
 async def test_callers_that_merely_differ_are_no_fault(layout: tuple[int, ...]) -> None:
     assert await Job(*layout).values(through_a_helper("111", "222")) == [None] * sum(layout)
+
+
+async def test_callers_in_another_order_farther_apart_than_reports_go_are_no_fault() -> None:
+    many = "2" * HISTORY
+    assert await Job(1, 1).values(through_a_helper("1" + many, many + "1")) == [None] * 2
 
 
 @pytest.mark.parametrize("size", [1, 1000], ids=["in the record", "beside it"])
