@@ -239,3 +239,12 @@ def check_unmasked(array: object, where: str) -> None:
             f"expected arrays without a mask, got a MaskedArray {where}, whose masked elements would count; fill them "
             "first, e.g. x.filled(0)"
         )
+
+
+def in_native_order(value: Any) -> Any:
+    """Return a replica's contribution, a leaf or a list of leaves, with its arrays in native byte order."""
+    if isinstance(value, list):
+        return [in_native_order(leaf) for leaf in value]
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+        return value.astype(value.dtype.newbyteorder("="))
+    return value

@@ -103,15 +103,6 @@ def concatenated(arrays: Sequence[Array], axis: int) -> Array:
     return np.concatenate(arrays, axis, out=pool.results.empty(shape, native))
 
 
-def in_native_order(value: Any) -> Any:
-    """Return a replica's contribution, a leaf or a list of leaves, with its arrays in native byte order."""
-    if isinstance(value, list):
-        return [in_native_order(leaf) for leaf in value]
-    if isinstance(value, np.ndarray) and not value.dtype.isnative:
-        return value.astype(value.dtype.newbyteorder("="))
-    return value
-
-
 def in_framework(mark: LeafMark, result: Any, count: int, *, shared: bool) -> Sequence[Any]:
     """Return a leaf's result, one for all or a list with one for each replica, in its own framework."""
     if isinstance(mark, HostType):

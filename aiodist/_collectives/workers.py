@@ -31,10 +31,10 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.device import DeviceType
-from aiodist._arrays.host import Array, HostType, frozen
+from aiodist._arrays.host import Array, HostType, frozen, in_native_order
 from aiodist._arrays.leaves import LeafType
 from aiodist._collectives import host
-from aiodist._collectives.host import HostExecutor, in_native_order, part
+from aiodist._collectives.host import HostExecutor, part
 from aiodist._collectives.kinds import ALL_GATHER, ALL_TO_ALL, Collective, Result
 from aiodist_kernels import Accumulate, ReduceOp, plan_for
 from aiodist_kernels.numpy_tier import finished, quietly
@@ -349,28 +349,6 @@ def on_host(collective: Collective) -> Collective:
 def _plain(leaf: Any) -> Any:
     """Return an array as a plain one in native byte order, which is pickled without its memory; or the leaf."""
     return in_native_order(np.asarray(leaf)) if isinstance(leaf, np.ndarray) else leaf
-
-
-def check_integers(value: Any) -> None:
-    """Check that any Python ints in a nest of lists and tuples fit int64; raise an OverflowError otherwise."""
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            check_integers(each)
-    elif type(value) is int and not fits(value):
-        raise too_large()
-
-
-def fits(number: int) -> bool:
-    """Return whether an int fits int64."""
-    return -(2**63) <= number < 2**63
-
-
-def too_large() -> OverflowError:
-    """Return the error for a Python int that does not fit."""
-    return OverflowError(
-        "over several workers Python ints, and what collectives make of them, must fit int64, and one does not; "
-        "pass floats or arrays"
-    )
 
 
 # Bytes.

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from aiodist._arrays import nests
+from aiodist._arrays.host import in_native_order
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._collectives.host import in_native_order
 from aiodist._collectives.work import Work
 from aiodist._core.call import Call
 from aiodist._core.ledger import NOBODY, Group, Path, Slot

@@ -26,11 +26,10 @@ import aiodist_kernels as kernels
 from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType, framework_of
 from aiodist._arrays.devices import gpu_number
-from aiodist._arrays.host import Array, HostType, check_unmasked, frozen
+from aiodist._arrays.host import Array, HostType, check_unmasked, frozen, in_native_order
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, describe_leaf
 from aiodist._arrays.values import DistributedValues, Mirrored, components_of
 from aiodist._collectives.execution import executor
-from aiodist._collectives.host import in_native_order
 from aiodist._collectives.kinds import (
     ALL_GATHER,
     ALL_REDUCE,

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from aiodist._arrays.device import DeviceType
+from aiodist._arrays.host import in_native_order
 from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.execution import executor
-from aiodist._collectives.host import COST_FROM, HostExecutor, in_native_order
+from aiodist._collectives.host import COST_FROM, HostExecutor
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective
 from aiodist._collectives.out import NO_OUTS
 from aiodist._collectives.work import Work
@@ -40,11 +41,8 @@ from aiodist._collectives.workers import (
     Rows,
     Transfer,
     WorkerPlan,
-    check_integers,
-    fits,
     joined,
     on_host,
-    too_large,
 )
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
@@ -112,7 +110,7 @@ class Small:
         """Write the local replicas' contributions into this worker's record; return how many bytes they take."""
         leaves: Iterable[Any] = values if self._single else chain.from_iterable(values)
         if self._has_ints:
-            leaves = [((leaf, 1) if fits(leaf) else 0) if type(leaf) is int else leaf for leaf in leaves]
+            leaves = [((leaf, 1) if _fits_int64(leaf) else 0) if type(leaf) is int else leaf for leaf in leaves]
         for view, leaf in zip(self._own, leaves, strict=True):
             view[...] = leaf
         return self._nbytes
@@ -130,7 +128,7 @@ class Small:
         values = list(map(self._with_scalars, self._all)) if self._has_scalars else self._all
         result: Any = made.run_into(values, _buffers(slot, self._positions)) if slot.outs else made.run(values)
         if self._has_scalars:
-            check_integers(result)  # all results, so that every worker raises the error
+            _check_integers(result)  # all results, so that every worker raises the error
         slot.shared = self._plan.shared
         if not slot.shared:
             result = [result[position] for position in self._positions]
@@ -154,8 +152,30 @@ def _scalar(view: Array, mark: Any) -> Any:
         return view.item()
     number, does_fit = view.tolist()
     if not does_fit:
-        raise too_large()
+        raise _too_large()
     return number
+
+
+def _check_integers(value: Any) -> None:
+    """Check that any Python ints in a nest of lists and tuples fit int64; raise an OverflowError otherwise."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            _check_integers(each)
+    elif type(value) is int and not _fits_int64(value):
+        raise _too_large()
+
+
+def _fits_int64(number: int) -> bool:
+    """Return whether an int fits int64."""
+    return -(2**63) <= number < 2**63
+
+
+def _too_large() -> OverflowError:
+    """Return the error for a Python int that does not fit."""
+    return OverflowError(
+        "over several workers Python ints, and what collectives make of them, must fit int64, and one does not; "
+        "pass floats or arrays"
+    )
 
 
 def _fields(spec: Spec) -> Iterator[tuple[Any, Any, int]]:
@@ -372,11 +392,11 @@ def _on_one_machine(made: HostExecutor, values: Sequence[Any], outs: Mapping[int
     Raises:
         OverflowError: a Python int in the values or the result does not fit int64; every worker raises it.
     """
-    check_integers(values)
+    _check_integers(values)
     result: Any = made.run_into(values, outs)
     if isinstance(result, Work):
         result = yield from in_thread(result.carry_out)
-    check_integers(result)
+    _check_integers(result)
     return result
 
 
