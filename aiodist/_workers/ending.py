@@ -80,8 +80,9 @@ class Journal:
     def missing(self) -> str:
         """Return the workers that have not reached a rendezvous, as the end of a sentence."""
         absent = sorted((rank, process) for process, rank in self.started.items() if process not in self.waiting)
-        workers = ", ".join(f"worker {rank} (process {process} on {platform.node()})" for rank, process in absent)
-        return f"; {workers} has not arrived" if workers else ""
+        does = ((rank, pid, ENDED if pid in self.ended else "has not arrived") for rank, pid in absent)
+        workers = [f"worker {rank} (process {pid} on {platform.node()}) {what}" for rank, pid, what in does]
+        return f"; {', '.join(workers)}" if workers else ""
 
 
 # How a worker ends: what it tells the others, which worker shows a report, and whether MPI is finalised.
