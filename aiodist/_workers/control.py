@@ -36,6 +36,7 @@ from aiodist._runtime.stacks import can_read_other_threads, is_plumbing
 from aiodist._workers import ending, messages
 from aiodist._workers.admission import Address, Listener, connect
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator, Relay, Sent
+from aiodist._workers.journal import ENDED
 from aiodist._workers.layout import Hello, this_machine
 from aiodist._workers.messages import Ask, Farewell, Lost, Message, Report, Stalled
 from aiodist._workers.record import portable
@@ -245,7 +246,7 @@ class TcpControl:
 
     def _say_farewell(self, why: str) -> None:
         if not self._leaving.is_set():
-            self._has_failed = why != ending.ENDED
+            self._has_failed = why != ENDED
             for peer in self._peers.values():
                 peer.writer.write(packed(Farewell(why)))
             self._leaving.set()
@@ -288,7 +289,7 @@ class TcpControl:
             else:
                 self._warn_once(peer.rank, silent)
         if self._team() is None:  # the program has dropped the strategy
-            self._say_farewell(ending.ENDED)
+            self._say_farewell(ENDED)
 
     def _ask_loop(self, fn: Callable[[], object]) -> bool:
         team = self._team()
@@ -338,7 +339,7 @@ class TcpControl:
         """Give this worker a message from the coordinator."""
         if isinstance(message, Report):
             ending.shared_reports.append(message.report)
-        elif isinstance(message, Lost) and message.why != ending.ENDED:
+        elif isinstance(message, Lost) and message.why != ENDED:
             ending.losses.append(message.why)
         team = self._team()
         if team is not None:

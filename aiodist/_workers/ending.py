@@ -16,9 +16,8 @@ from aiodist._arrays import environment
 from aiodist._core.errors import CollectiveError, WorkerLostError
 from aiodist._core.report import CollectiveReport
 from aiodist._core.text import error_line
-from aiodist._workers.journal import Journal, note
+from aiodist._workers.journal import ENDED, Journal, note
 
-ENDED: Final = "has ended"
 _POLL_SECONDS: Final = 0.1
 
 losses: Final[list[str]] = []

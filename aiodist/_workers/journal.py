@@ -20,6 +20,7 @@ from typing import Final
 
 from aiodist._arrays import environment
 
+ENDED: Final = "has ended"
 _JOURNAL: Final = "journal"
 
 
@@ -71,5 +72,6 @@ class Journal:
     def missing(self) -> str:
         """Return the workers that have not reached a rendezvous, as the end of a sentence."""
         absent = sorted((rank, process) for process, rank in self.started.items() if process not in self.waiting)
-        workers = ", ".join(f"worker {rank} (process {process} on {platform.node()})" for rank, process in absent)
-        return f"; {workers} has not arrived" if workers else ""
+        does = ((rank, pid, ENDED if pid in self.ended else "has not arrived") for rank, pid in absent)
+        workers = [f"worker {rank} (process {pid} on {platform.node()}) {what}" for rank, pid, what in does]
+        return f"; {', '.join(workers)}" if workers else ""
