@@ -95,13 +95,15 @@ class BlockedLoop:
 
         On trio a task counts its steps. On asyncio a callback is scheduled, which runs before the task's next step.
         """
-        for outer, _ in walk_stack(frame):
-            if outer.f_code.co_name == "unrolled_run" and outer.f_globals.get("__name__") == "trio._core._run":
-                task = outer.f_locals.get("task")
-                return task, None if task is None else (ref(task), getattr(task, "_schedule_points", object()))
         loop = self._loop()
-        task = None if loop is None else asyncio.current_task(loop)
-        if loop is None or task is None:
+        if loop is None:
+            for outer, _ in walk_stack(frame):
+                if outer.f_code.co_name == "unrolled_run" and outer.f_globals.get("__name__") == "trio._core._run":
+                    task = outer.f_locals.get("task")
+                    return task, None if task is None else (ref(task), getattr(task, "_schedule_points", object()))
+            return None, None
+        task = asyncio.current_task(loop)  # not from the frames, which go on while they are read
+        if task is None:
             return None, None
         if self._sent == self._arrived:
             self._sent += 1
