@@ -74,9 +74,10 @@ class _Waiter:
 
     def call(self, fn: Callable[[], object]) -> None:
         """Call a function in the task's loop, from any thread."""
-        call = self._call_soon if get_ident() == self._thread else self.call_soon_threadsafe
-        with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
-            call(fn)
+        try:
+            (self._call_soon if get_ident() == self._thread else self.call_soon_threadsafe)(fn)
+        except RuntimeError:  # the loop is closed
+            return  # nobody waits any more
 
     def wake(self) -> None:
         if get_ident() == self._thread:
@@ -137,8 +138,8 @@ class Driver:
 
     def _announced(self, process: _Process) -> None:
         """Have steps continue whose request is complete; called from any thread."""
-        for waiter in self._waiters[:1]:
-            waiter.call(partial(self._advance_announced, process))
+        if self._waiters:
+            self._waiters[0].call(partial(self._advance_announced, process))
 
     def _advance_announced(self, process: _Process) -> None:
         self._advance_further(process)
