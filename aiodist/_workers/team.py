@@ -431,7 +431,7 @@ class Span:
             except OF_VALUES as error:
                 self._run.complete(slot, None, error)
             return None
-        moving = self._team.moving
+        moving, done = self._team.moving, partial(self._run.complete, slot)
         if isinstance(slot, Pending):
             steps = slot.move(Agreed(session.communicator, accumulate_of(flags), moving))
         elif slot.request.kind is kinds.MERGE_CALL:
@@ -439,7 +439,7 @@ class Span:
             return None
         else:
             steps = moving.move(session, slot, flags, prepared)
-        return self._team.outcome(steps, partial(self._run.complete, slot))
+        return self._team.outcome(steps, done)
 
     def _start_merge(self, slot: Rendezvous) -> None:
         if slot.values:  # else the run has failed, or is over
