@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from aiodist_kernels import Accumulate
 
@@ -37,8 +38,11 @@ class CommunicationOptions:
             raise TypeError(f"bytes_per_pack must be an int, got {self.bytes_per_pack!r}")
         if self.bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 or more, got {self.bytes_per_pack}")
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:  # also refuses NaN
-            raise ValueError(f"timeout_seconds must be more than 0, or None to wait, got {self.timeout_seconds!r}")
+        seconds: Any = self.timeout_seconds
+        if isinstance(seconds, bool) or (seconds is not None and not hasattr(seconds, "__float__")):
+            raise TypeError(f"timeout_seconds must be a number of seconds, or None to wait, got {seconds!r}")
+        if seconds is not None and not seconds > 0:  # also refuses NaN
+            raise ValueError(f"timeout_seconds must be more than 0, or None to wait, got {seconds!r}")
         object.__setattr__(self, "implementation", choice("implementation", self.implementation, _IMPLEMENTATIONS))
         object.__setattr__(self, "accumulate", choice("accumulate", self.accumulate, _ACCUMULATORS))
 

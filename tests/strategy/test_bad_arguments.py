@@ -160,7 +160,8 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (options(bytes_per_pack=2.5), TypeError, "bytes_per_pack must be an int, got 2.5"),
     (options(timeout_seconds=0), ValueError, "timeout_seconds must be more than 0, or None to wait, got 0"),
     (options(timeout_seconds=np.nan), ValueError, "timeout_seconds must be more than 0"),
-    (options(timeout_seconds="3"), TypeError, "not supported between instances of 'str' and 'int'"),
+    (options(timeout_seconds="3"), TypeError, "timeout_seconds must be a number of seconds, or None to wait, got '3'"),
+    (options(timeout_seconds=True), TypeError, "must be a number of seconds, or None to wait, got True"),
     (options(implementation="gloo"), ValueError, "implementation must be one of 'auto', 'ring', 'nccl', got 'gloo'"),
     (options(accumulate=64), ValueError, "accumulate must be one of 'native', 'float64', got 64"),
     (lambda _: CommunicationOptions().merge(3), TypeError, "merge expects CommunicationOptions or None, got"),  # type: ignore[arg-type]
