@@ -325,7 +325,7 @@ class Span:
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on a slot that is complete here; move its values."""
         group = slot.group
-        session = self._root if group is self._ledger.root else self._session_of(group)
+        session = self._root if group is self._ledger.root else self._sessions.get(group.key)  # `_session_of`, inlined
         if session is not None:
             self._post(session, slot)
             return
