@@ -273,7 +273,7 @@ def _run_observed(call: Callable[[], Any], statistics: Statistics) -> None:
         with observing(statistics):
             value_of(call)
     except SystemExit as end:
-        if end.code not in {None, 0} and not statistics.errors:
+        if end.code not in (None, 0) and not statistics.errors:  # which may be unhashable
             raise TargetExitError(f"SystemExit: {end}\nthe target ended with exit code {end.code}") from end
     except Exception:
         if not statistics.errors:

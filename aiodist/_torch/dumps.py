@@ -29,8 +29,10 @@ _IN_TORCH = re.compile(  # modules that call collectives, directly or through C+
     r"(.*[\\/]torch[\\/])"
     r"(?:distributed[\\/](?:distributed_c10d|c10d_logger|utils)|nn[\\/]parallel[\\/]distributed|autograd[\\/]graph)\.py"
 )
-_BETWEEN = re.compile(r"(?:.*[\\/])?(?:typing_extensions|(?:_py_)?warnings|contextlib)\.py")
-"""Frames between torch and the program: of deprecated functions, and of the coalescing manager."""
+BETWEEN = re.compile(
+    r"<(?:frozen |eval_with_key).*|(?:.*[\\/])?(?:typing_extensions|(?:_py_)?warnings|contextlib|torchinductor_.*)\.py"
+)
+"""Frames between torch and the program: of deprecated functions, the coalescing manager, and compiled code."""
 _NOWHERE = (Place("", 0, None, ""),)
 
 # Collectives whose sizes must agree between ranks; of the others, only kind and dtypes must.
@@ -269,10 +271,8 @@ def _coalesced(first: Entry, second: Entry) -> Entry:
 def _own_frames(frames: Sequence[Mapping[str, Any]]) -> list[Place]:
     """Return the places outside of torch, whose folder is found in the frames, the innermost first."""
     places = [Place(_text(each["filename"]), _ints([each["line"]])[0], None, _text(each["name"])) for each in frames]
-    inside = next(
-        (found[1] for found in (_IN_TORCH.fullmatch(at.file) for at in places) if found is not None), "<frozen"
-    )
-    others = [at for at in places if not (at.file.startswith((inside, "<frozen")) or _BETWEEN.fullmatch(at.file))]
+    inside = next((found[1] for found in (_IN_TORCH.fullmatch(at.file) for at in places) if found is not None), "\0")
+    others = [at for at in places if not (at.file.startswith(inside) or BETWEEN.fullmatch(at.file))]
     return [at for at in others if at.line and _may_be_shown(at.file)][:_MOST_FRAMES]
 
 

@@ -23,13 +23,13 @@ from aiodist._core.call import MESSAGE, OrderCheck, Place, Post, place
 from aiodist._core.callers import CallerOrder, mixed_hash
 from aiodist._core.ledger import Group, Slot
 from aiodist._core.snapshot import Snapshot
+from aiodist._torch.dumps import BETWEEN
 from aiodist._torch.private import torch
 
 _PLUMBING = tuple(
     f"{Path(module.__file__ or '').resolve().parent}{os.sep}" for module in (torch, sys.modules["aiodist"], os)
 )
 _SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
-_DECORATORS = f"{os.sep}typing_extensions.py"  # which marks torch's deprecated functions
 _MOST_CALLERS = 8
 _MOST_LINES = 10  # of a call
 _MOST_CALLS = 8  # of a group, over which their order is compared
@@ -42,7 +42,7 @@ Sites: TypeAlias = tuple[Place, tuple[Any, ...]]
 def is_plumbing(file: str) -> bool:
     """Return whether a file belongs to torch, the standard library or aiodist, not to the program."""
     own = file.startswith(_PLUMBING) and not (_SITE_PACKAGES in file and not file.startswith(_PLUMBING[:2]))
-    return own or file.startswith("<frozen") or file.endswith(_DECORATORS)
+    return own or BETWEEN.fullmatch(file) is not None
 
 
 def places_of(frame: Any) -> Iterator[Place]:

@@ -38,11 +38,16 @@ OF_EACH_RANK: Final = (
     *((_world_of_c10d, name) for name in ("_default_pg", "_pg_coalesce_state", "_comms")),
 )  # fmt: skip
 """The attributes in which `torch.distributed` keeps a process's groups, as owners and names."""
+_OF_DTENSOR: Final = ("_custom_op_handlers", "_allow_implicit_replication")
 _CALLED: Final = (
     "_new_process_group_helper", "_register_pg_in_world", "_find_pg_by_ranks_and_tag", "rendezvous", "_WorldMeta",
 )  # fmt: skip
 _profile: Final[Any] = load("torch.autograd.profiler").profile
-_OTHERS: Final = ((bindings, "_set_thread_isolation_mode"), (_profile, "_prepare_trace"))
+_OTHERS: Final = (
+    (bindings, "_set_thread_isolation_mode"),
+    (bindings.Reducer, "_set_forward_pass_work_handle"),
+    (_profile, "_prepare_trace"),
+)
 for _owner, _name in (*((c10d, _name) for _name in _CALLED), *_OTHERS, *OF_EACH_RANK):
     if not hasattr(_owner, _name):
         raise ImportError(f"torch {torch.__version__} has no {_name}: this was tried with torch {' and '.join(TRIED)}")
@@ -69,6 +74,14 @@ def install(new_group: Any, rendezvous: Any) -> None:
         return really_compile(*args, **kwargs)
 
     torch.compile = compile_others
+    really_set_handle, kept = bindings.Reducer._set_forward_pass_work_handle, dict[int, Any]()
+
+    def set_handle(reducer: Any, work: Any, *args: Any) -> None:
+        """Keep a work of DDP's `join`, too: C++ keeps its part of a work, but not the part in Python."""
+        kept[id(reducer)] = work
+        really_set_handle(reducer, work, *args)
+
+    bindings.Reducer._set_forward_pass_work_handle = set_handle
 
 
 def _world(_: Any) -> Any:
@@ -76,6 +89,12 @@ def _world(_: Any) -> Any:
     caller = sys._getframe(1)
     is_default = caller.f_code.co_name == "<module>" and caller.f_globals.get("__name__", "").startswith("torch.")
     return None if is_default else c10d._world.default_pg
+
+
+def of_dtensor() -> list[tuple[Any, str]]:
+    """Return the attributes that `loss_parallel` and its like set, as owners and names; none before they are loaded."""
+    dispatcher = getattr(getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None), "_op_dispatcher", None)
+    return [(dispatcher, name) for name in _OF_DTENSOR if hasattr(dispatcher, name)]
 
 
 def before_profiling(note: Callable[[], object]) -> None:

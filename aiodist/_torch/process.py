@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
@@ -27,7 +27,8 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from aiodist._torch.private import OF_EACH_RANK, before_profiling, torch
+from aiodist._torch.places import is_plumbing
+from aiodist._torch.private import OF_EACH_RANK, before_profiling, of_dtensor, torch
 from aiodist._torch.ranks import Ranks, really_sleep
 
 _OF_TORCH = "torch functorch torchgen triton sympy mpmath networkx jinja2 markupsafe fsspec filelock typing_extensions"
@@ -88,18 +89,29 @@ class Process:
 
     def __init__(self, size: int, argv: Sequence[str], seed: int) -> None:
         sys.meta_path[sys.meta_path.index(PathFinder)] = _Finder
+        sys.argv = [*argv]
+        self._attributes: list[tuple[Any, str]] = []
         self._states = []
         common = {
-            "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
+            **dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"], str(size)), "ROLE_NAME": "default",
+            "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+            "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
         }  # fmt: skip
         for rank in range(size):
-            variables = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            variables = {**common, **dict.fromkeys(["RANK", "LOCAL_RANK", "ROLE_RANK"], str(rank))}
             encoded = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
-            found = [getattr(owner, name) for owner, name in _ATTRIBUTES[1:]]
-            copies = [each.copy() if isinstance(each, (list, dict)) else each for each in found]
             main, states = ModuleType("__main__"), _random_states(seed * size + rank)
-            self._states.append(_State([[*argv], *copies], {**_ENVIRONMENT, **encoded}, {"__main__": main}, {}, states))
+            self._states.append(_State([], {**_ENVIRONMENT, **encoded}, {"__main__": main}, {}, states))
+
+        self._give_each_rank(_ATTRIBUTES)
+
+    def _give_each_rank(self, attributes: Iterable[tuple[Any, str]]) -> None:
+        """Give each rank its own values of some attributes: those of now, lists and dicts copied."""
+        for owner, name in attributes:
+            value = getattr(owner, name)
+            self._attributes.append((owner, name))
+            for state in self._states:
+                state.attributes.append(value.copy() if isinstance(value, (list, dict)) else value)
 
     def main_of(self, rank: int) -> ModuleType:
         """Return a rank's `__main__`."""
@@ -107,17 +119,18 @@ class Process:
 
     def switch(self, leaves: int | None, enters: int) -> None:
         """Save one rank's state, and restore another's."""
+        self._give_each_rank([each for each in of_dtensor() if each not in self._attributes])
         names = ("__main__", *_Finder.found)
         if leaves is not None:
             self._states[leaves] = _State(
-                [getattr(owner, name) for owner, name in _ATTRIBUTES],
+                [getattr(owner, name) for owner, name in self._attributes],
                 _ENVIRONMENT.copy(),
                 {name: sys.modules[name] for name in names if name in sys.modules},
                 {name: _LOCKS.pop(name) for name in names if name in _LOCKS},
                 _random_states(),
             )
         state = self._states[enters]
-        for (owner, name), value in zip(_ATTRIBUTES, state.attributes, strict=True):
+        for (owner, name), value in zip(self._attributes, state.attributes, strict=True):
             setattr(owner, name, value)
         for key in _ENVIRONMENT.keys() - state.environment.keys():
             del os.environb[key]
@@ -152,7 +165,7 @@ def exits() -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
-        if end.code not in {None, 0}:
+        if end.code not in (None, 0):  # which may be unhashable
             raise
 
 
@@ -162,9 +175,9 @@ def replace_functions(ranks: Ranks) -> None:
     profiled: set[int | None] = set()
 
     def sleep(seconds: float, /) -> None:
-        if ranks.owns_thread():
+        if ranks.owns_thread() and not is_plumbing(sys._getframe(1).f_code.co_filename):  # noqa: SLF001  (documented)
             ranks.sleep()
-        else:
+        else:  # torch and the standard library wait for processes and threads, and may hold locks that ranks share
             really_sleep(seconds)
 
     def set_handler(number: Any, handler: Any) -> Any:

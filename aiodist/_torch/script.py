@@ -246,7 +246,7 @@ def _outcome(request: Request, job: Job) -> Outcome:
         return Outcome("disagreed", f"{type(error).__name__}: {error.report}", report)
     first = next(iter(own.values()))
     if isinstance(first, SystemExit):
-        kind, text = "exited", f"exit code {first.code}"
+        kind, text = "exited", f"exit code {first.code}" if isinstance(first.code, int) else f"SystemExit: {first.code}"
     else:
         kind, text = "failed", "".join(_program_traceback(first)).rstrip()
     alike = [rank for rank, each in own.items() if (type(each), str(each)) == (type(first), str(first))]
