@@ -149,6 +149,13 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         slot = self._job.post(self._member, call, inputs, outputs)
         return RankWork(self._job, self._member, slot, outputs if result is None else result)
 
+    def _of_each(self, tensors: Any) -> list[Tensor]:
+        """Return the tensors of a list that has one for each rank."""
+        found = _flat(tensors)
+        if len(found) != self.size():
+            raise ValueError(f"expected a list of {self.size()} tensors, one for each rank, got {len(found)}")
+        return found
+
     def _cut(self, *tensors: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
         """Cut each tensor along axis 0 into parts of the given sizes, or into an equal part per rank."""
         rows = [tensor if tensor.dim() else tensor.view(-1) for tensor in tensors]
@@ -171,7 +178,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self.post("reduce", tensors, tensors, written, op=op, root=root, result=tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
-        own, outputs = _flat(inputs)[0], _flat(outputs)
+        own, outputs = _flat(inputs)[0], self._of_each(outputs)
         return self.post("all_gather", [own] if _alike(outputs) else outputs, [own], outputs)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
@@ -185,8 +192,8 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     _allgather_base = all_gather_single_coalesced = allgather_into_tensor_coalesced = all_gather_single
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
-        own = _flat(inputs)
-        return self.post("gather", own, own, _flat(outputs), root=_root(opts))
+        own, root = _flat(inputs), _root(opts)
+        return self.post("gather", own, own, self._of_each(outputs) if self.rank() == root else (), root=root)
 
     def gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RankWork:
         outputs = self._cut(output) if self.rank() == _root(opts) else ()
@@ -195,11 +202,11 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
-        own = _flat(outputs)
-        return self.post("scatter", own, _flat(inputs), own, root=_root(opts))
+        own, root = _flat(outputs), _root(opts)
+        return self.post("scatter", own, self._of_each(inputs) if self.rank() == root else (), own, root=root)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _SUM, timeout: Any = None) -> RankWork:
-        own, values = _flat(outputs), _flat(inputs)
+        own, values = _flat(outputs), self._of_each(inputs)
         return self.post("reduce_scatter", own if _alike(values) else values, values, own, op=opts)
 
     def reduce_scatter_single(self, output: Any, value: Any, opts: Any = _SUM) -> RankWork:
@@ -209,16 +216,14 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = reduce_scatter_single
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
-        own, values = _flat(outputs), _flat(inputs)
-        alike = _alike([*own, *values])
-        return self.post("all_to_all", values if alike else values[:1], values, own, rows=alike)
+        own, values = self._of_each(outputs), self._of_each(inputs)
+        return self.post("all_to_all", values[:1], values, own, rows=False)
 
     def all_to_all_single(
         self, output: Tensor, value: Tensor, output_sizes: Any = None, input_sizes: Any = None, *_: Any, **__: Any
     ) -> RankWork:
         own, values = self._cut(output, sizes=output_sizes), self._cut(value, sizes=input_sizes)
-        even = not (output_sizes or input_sizes)
-        return self.post("all_to_all", [value], values, own, rows=even, result=[output])
+        return self.post("all_to_all", [value], values, own, rows=False, result=[output])
 
     alltoall_base = all_to_all_single
 

@@ -61,7 +61,7 @@ class Job:
 
     def __init__(self, size: int, name: str, order: Order, on_switch: OnSwitch) -> None:
         self.size = size
-        self.ranks = Ranks(size, order, on_switch, self._wake_or_fail)
+        self.ranks = Ranks(size, order, on_switch, self._wake_or_fail, self._end_idle)
         self.devices = tuple(f"CPU:{rank}" for rank in range(size))
         self.clock = time.monotonic
         self.observer = current_observer() or Observer()
@@ -116,6 +116,7 @@ class Job:
 
     def post(self, member: Member, call: Call, inputs: Tensors = (), outputs: Tensors = ()) -> Collective:
         """Issue a collective, with the tensors that a member passes, and those in which it receives the result."""
+        self.rank()
         self._raise_error()
         at, callers = call_sites()
         slot: Any = member.group.post(member, call, at, 0, callers)
@@ -222,6 +223,14 @@ class Job:
             self.ranks.wake()
         else:
             self._fail()
+
+    def _end_idle(self) -> None:
+        """End a rank that only sleeps and polls, if the job has failed."""
+        if self.error is None and self.ledger.doomed_groups:
+            self._fail()
+        self._raise_error()
+        if self.errors:
+            raise SystemExit  # as torchrun ends the other processes
 
     def _fail(self, slot: Collective | None = None, first: int = 0) -> None:
         """Find out why the job cannot continue; if calls are swapped, these are those from ``first`` to ``slot``."""

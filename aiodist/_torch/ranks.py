@@ -4,8 +4,9 @@ A rank keeps the baton until it waits, sleeps or ends; then the rank that has be
 that the order chooses (a point is such a moment with two or more ranks ready). So which rank does what before which is
 a function of the program and the order alone, and two ranks never touch torch's process-wide state at once.
 
-With no rank ready, those that sleep continue, however long they want to sleep. With none asleep either, no rank will
-ever continue: `on_stuck` is called, which must make one ready. A rank keeps the baton while it waits in any other way
+With no rank ready, those that sleep continue, however long they want to sleep. When that has happened a thousand times
+and no other rank has woken, they call `on_idle`, which may raise an error. With none asleep either, no rank will ever
+continue: `on_stuck` is called, which must make one ready. A rank keeps the baton while it waits in any other way
 than through this module (for a lock of its own, a socket, a process).
 """
 
@@ -24,6 +25,7 @@ really_sleep = time.sleep
 """The original, which `aiodist._torch.process` replaces for ranks."""
 
 _PAUSE_SECONDS = 0.001
+_MOST_PAUSES = 1000
 _STACK_BYTES = 64 << 20
 
 OnSwitch: TypeAlias = Callable[[int | None, int], object]
@@ -41,18 +43,26 @@ class Ranks:
         refused: what a thread that a rank has started tried to do and could not; empty if nothing.
     """
 
-    def __init__(self, size: int, order: Order, on_switch: OnSwitch, on_stuck: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        size: int,
+        order: Order,
+        on_switch: OnSwitch,
+        on_stuck: Callable[[], object],
+        on_idle: Callable[[], object],
+    ) -> None:
         self.size = size
         self.changes: list[Change] = []
         self.points = 0
         self.holder: int | None = None
         self.threads: dict[int, int] = {}
         self.refused = ""
-        self._order, self._on_switch, self._on_stuck = order, on_switch, on_stuck
+        self._order, self._on_switch, self._on_stuck, self._on_idle = order, on_switch, on_stuck, on_idle
         self._running = size
         self._ready = deque(range(size))
         self._later: list[int] = []  # asleep, or deferred by the order, until none is ready
         self._asleep = False
+        self._pauses = 0
         self._waiting: dict[int, Callable[[], bool]] = {}
         self._gates = [threading.Semaphore(0) for _ in range(size)]
         self._all_ended = threading.Event()
@@ -88,6 +98,7 @@ class Ranks:
         for rank in sorted(rank for rank, until in self._waiting.items() if until()):
             del self._waiting[rank]
             self._ready.append(rank)
+            self._pauses = 0
 
     def sleep(self) -> None:
         """Let other ranks run until none of them is ready."""
@@ -95,6 +106,8 @@ class Ranks:
         self._later.append(rank)
         self._asleep = True
         self._give_up(rank)
+        if self._pauses > _MOST_PAUSES:
+            self._on_idle()
 
     def _forget(self) -> None:
         """Be no rank in a process that a rank has forked: nobody passes the baton there."""
@@ -143,6 +156,7 @@ class Ranks:
                 if self._asleep:
                     really_sleep(_PAUSE_SECONDS)  # the program's own threads and processes continue
                     self._asleep = False
+                    self._pauses += 1
                 self._ready.extend(self._later)
                 self._later.clear()
             choice = 0

@@ -52,7 +52,7 @@ def server() -> Iterator[Connection]:
         pytest.skip("torch is not installed (the extra torch)")
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there,), daemon=True)
+    process = context.Process(target=_serve, args=(there,))
     process.start()
     there.close()
     yield here
@@ -130,6 +130,12 @@ RIGHT = {
         parts = [torch.zeros(1) for _ in range(size)]
         dist.all_to_all(parts, [torch.tensor([float(10 * rank + n)]) for n in range(size)])
         assert torch.cat(parts).tolist() == [rank, 10 + rank, 20 + rank]
+        sizes = [[1, 1, 1], [1, 2, 3], [1, 3, 2]]  # only rank 0 has parts of one size
+        parts = [torch.zeros(row[rank]) for row in sizes]
+        dist.all_to_all(parts, [torch.full((n,), float(rank)) for n in sizes[rank]])
+        assert torch.cat(parts).tolist() == [float(n) for n in range(size) for _ in range(sizes[n][rank])]
+        given = (sizes[rank], sizes[rank]) if rank else (None, None)
+        dist.all_to_all_single(torch.zeros(sum(sizes[rank])), torch.ones(sum(sizes[rank])), *given)
     """,
     "messages": """
         x = torch.full((2,), float(rank))
@@ -278,6 +284,11 @@ RIGHT = {
         with model.join():
             for _ in range(1 + rank):
                 model(torch.ones(1, 3)).sum().backward()
+        gradient()
+        with model.join(divide_by_initial_world_size=False):
+            for _ in range(2 if rank == 2 else 1):
+                model(torch.ones(1, 3)).sum().backward()
+        assert torch.equal(gradient(), torch.full((2, 3), 2.0 if rank == 2 else 1.0))
     """,
     "sharded": """
         from torch.distributed.device_mesh import init_device_mesh
@@ -291,9 +302,15 @@ RIGHT = {
         model = fully_shard(torch.nn.Linear(4, 4), mesh=mesh["data"])
         model(torch.ones(2, 4)).sum().backward()
         assert model.weight.grad.full_tensor().eq(2).all()
+        from torch.distributed.tensor.parallel import loss_parallel
+        scores = distribute_tensor(torch.eye(4, requires_grad=True), mesh["tensor"], [Shard(1)])
+        with loss_parallel():
+            torch.nn.functional.cross_entropy(scores, torch.arange(4)).backward()
+            dist.barrier()
     """,
     "environment, arguments and random numbers of each rank": """
         assert os.environ["RANK"] == os.environ.copy()["LOCAL_RANK"] == str(rank) and "MASTER_ADDR" in os.environ
+        assert os.environ["ROLE_RANK"] == str(rank) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
         os.environ["MINE"] = str(rank)
         sys.argv.append(rank)
         torch.manual_seed(rank)
@@ -342,6 +359,19 @@ RIGHT = {
             done.touch()
         while not done.exists():
             time.sleep(1000)
+        import subprocess
+        with torch.__dict__.setdefault("lock", threading.Lock()):  # as torch's compiler waits
+            subprocess.run(["sleep", "0.01"], timeout=10)
+    """,
+    "a collective in a process that is no rank": """
+        import multiprocessing
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            try:
+                pool.apply(dist.barrier)
+            except RuntimeError as error:
+                assert "used outside of the ranks" in str(error)
+            else:
+                raise AssertionError
     """,
     "a module with state of its process": """
         import keeper
@@ -440,6 +470,16 @@ dist.all_gather(parts, torch.ones(4 - (rank == 2)))
 """, "shape", [2], ["py:6", "Was it a last, smaller batch?"]),
     "caught": ("try:\n    dist.all_reduce(torch.ones(2 + (rank == 0)))\nexcept RuntimeError:\n    pass",
                "shape", [0], ["py:5"]),
+    "polling": (
+        "if rank:\n    work = dist.barrier(async_op=True)\n    while not work.is_completed():\n        pass",
+        "exited", [0], ["py:5"]),
+    "compiled": ("""
+@torch.compile(backend="eager")
+def total(x):
+    dist.all_reduce(x)
+    return x + 1
+total(torch.ones(2 + (rank == 0)))
+""", "shape", [0], ["py:5 in total"]),
     "nobody receives": ("if rank == 0:\n    dist.isend(torch.ones(2), 1)", "unmatched", [0, 1], ["py:5"]),
     "both send first": ("if rank < 2:\n    dist.send(torch.ones(2), 1 - rank)\n    dist.recv(torch.ones(2), 1 - rank)",
                         "cycle", [0, 1], ["py:5"]),
@@ -499,6 +539,13 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
     "an exception of one rank": (
         "if rank == 1:\n    raise ValueError('bad data')\ndist.barrier()", {},
         "failed", ["ValueError: bad data", "rank 1 of 3", "barrier()"]),
+    "an exception of one rank for which others wait in a loop": (
+        "import time\nif rank == 1:\n    raise ValueError('bad data')\nwhile True:\n    time.sleep(1)", {},
+        "failed", ["ValueError: bad data", "rank 1 of 3"]),
+    "a list that is too short": (
+        "dist.all_gather([torch.ones(2)] * (size - (rank == 1)), torch.ones(2))", {},
+        "failed", ["expected a list of 3 tensors, one for each rank, got 2", "rank 1 of 3", "all_gather"]),
+    "an exit with an object": ("sys.exit({'loss': 1.0})", {}, "exited", ["SystemExit: {'loss': 1.0}"]),
     "an exit code": ("sys.exit(3 * (rank == 2))", {}, "exited", ["exit code 3", "rank 2 of 3"]),
     "a crash inside torch": (
         "dist.barrier()\nif rank == 1:\n    import ctypes\n    ctypes.string_at(0)\ndist.barrier()", {},
