@@ -266,7 +266,9 @@ def _timeout(request: Request, job: Job) -> Outcome:
         at = facts.stack[-1] if facts.stack else None
         where = "has ended" if facts.end is not None else f"at {at.file}:{at.line}" if at is not None else "running"
         mark = "> " if facts.replica_id == job.ranks.holder else "  "
-        lines.append(f"{mark}rank {facts.replica_id}  {where}")
+        error = job.errors.get(facts.replica_id)
+        why = "" if error is None else f" with {type(error).__name__}: {error}"
+        lines.append(f"{mark}rank {facts.replica_id}  {where}{why}")
     return Outcome("timeout", "\n".join(lines))
 
 

@@ -551,7 +551,8 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
         "dist.barrier()\nif rank == 1:\n    import ctypes\n    ctypes.string_at(0)\ndist.barrier()", {},
         "crashed", ["SIGSEGV"]),
     "a script that takes too long": (
-        "while rank == 1: pass\ndist.barrier()", {"seconds": 0.3}, "timeout", ["> rank 1  at", "script.py:4"]),
+        "if rank == 0:\n    raise ValueError('bad data')\nwhile rank == 1: pass\ndist.barrier()", {"seconds": 0.3},
+        "timeout", ["rank 0  has ended with ValueError: bad data", "> rank 1  at", "script.py:6"]),
     "RPC": (
         "from torch.distributed import rpc\nrpc.init_rpc(str(rank), rank=rank, world_size=size)", {},
         "failed", ["init_rpc", "NotImplementedError: aiodist check cannot run torch.distributed.rpc"]),
