@@ -118,13 +118,13 @@ class DeviceThreads:
         """Wait until the job is done, however often this is cancelled, or until a second after a Ctrl-C."""
         until: float | None = None
         while not finished.is_set():
-            with suppress(get_cancelled_exc_class()), move_on_after(_PAUSE_SECONDS):  # no shield stops asyncio's own
-                await finished.wait()
-            if until is None:
+            if until is None:  # looked at before each wait: another Ctrl-C ends asyncio's runner, which counts them
                 until = time.monotonic() + _PATIENCE_SECONDS if self._loop.interrupted else None
-            elif time.monotonic() >= until and not finished.is_set():
+            elif time.monotonic() >= until:
                 self._report_cancelled()
                 return
+            with suppress(get_cancelled_exc_class()), move_on_after(_PAUSE_SECONDS):  # no shield stops asyncio's own
+                await finished.wait()
         self._cancelled.pop(finished, None)
 
     def _report_cancelled(self) -> None:

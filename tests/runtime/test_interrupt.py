@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 _PROGRAM = """
-import sys, time
+import asyncio, signal, sys, time
 import anyio
 from aiodist import MirroredStrategy, get_replica_context
 from aiodist._runtime import run_threads
@@ -30,6 +30,14 @@ async def in_a_thread(ctx):
     if ctx.replica_id_in_sync_group == 1:
         await ctx.run_sync(slow)
     await ctx.barrier()
+
+async def another(ctx):
+    if ctx.replica_id_in_sync_group == 0:
+        try:
+            await ctx.barrier()
+        finally:
+            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+    await in_a_thread(ctx)
 
 async def saving(ctx):
     try:
@@ -95,9 +103,11 @@ def test_ctrl_c_ends_replicas_that_issue_only_collectives(program: str, loop: st
     _interrupted(program, loop)
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_ctrl_c_leaves_the_thread_of_run_sync_and_names_its_function(loop: str) -> None:
-    assert _interrupted("in_a_thread", loop).startswith(
+@pytest.mark.parametrize(
+    ("program", "loop"), [("in_a_thread", "asyncio"), ("another", "asyncio"), ("in_a_thread", "trio")]
+)
+def test_ctrl_c_leaves_the_thread_of_run_sync_and_names_its_function(program: str, loop: str) -> None:
+    assert _interrupted(program, loop).startswith(
         "aiodist: interrupted while run_sync still runs slow() of replica 1\n"
     )
 
