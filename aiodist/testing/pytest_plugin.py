@@ -13,7 +13,6 @@ The test function is the replica function; fixtures are made once and passed to 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -44,7 +43,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     own = pyfuncitem.obj
     if not marker.args and "n" not in marker.kwargs:
         pytest.fail("the marker needs a number of replicas, e.g. @pytest.mark.replicas(2)", pytrace=False)
-    pyfuncitem.obj = partial(_explore, _function(own), _options(*marker.args, **marker.kwargs))
+    owner = pyfuncitem.module if pyfuncitem.instance is None else pyfuncitem.instance
+    function = getattr(owner, pyfuncitem.originalname, own)  # without the wrapper of another plugin
+    pyfuncitem.obj = partial(_explore, function, _options(*marker.args, **marker.kwargs))
     try:
         return (yield)
     finally:
@@ -66,10 +67,3 @@ def _options(
 
 
 _options.__qualname__ = "pytest.mark.replicas"  # named in the TypeError for wrong arguments
-
-
-def _function(obj: Any) -> Callable[..., Any]:
-    """Return the test function itself, also if another plugin has wrapped it in a plain function."""
-    wrapped = getattr(obj, "__wrapped__", None)
-    function: Callable[..., Any] = wrapped if inspect.iscoroutinefunction(wrapped) else obj
-    return function

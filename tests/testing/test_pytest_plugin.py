@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from importlib.metadata import entry_points
 
+import numpy  # noqa: F401, ICN001  (pytester forgets what its tests import, and NumPy cannot be imported twice)
 import pytest
 
 pytest_plugins = ["pytester"]
 
 PASSING = """
 import asyncio
+import functools
 import numpy as np
 import pytest
 from aiodist import get_replica_context
@@ -34,6 +36,20 @@ class TestClass:
 @pytest.mark.parametrize("value", [1, 2])
 async def test_parametrized(value):
     assert await get_replica_context().all_reduce("SUM", value) == 2 * value
+
+calls = []
+
+def noting(fn):
+    @functools.wraps(fn)
+    def call():
+        calls.append(fn)
+        return fn()
+    return call
+
+@pytest.mark.replicas(2)
+@noting
+async def test_decorated():
+    assert calls
 
 def test_without_marker():
     assert get_replica_context().num_replicas_in_sync == 1
@@ -86,9 +102,9 @@ ASYNCIO = "-p pytest_asyncio.plugin -o asyncio_mode=auto -o asyncio_default_fixt
 @pytest.mark.parametrize(
     ("beside", "passed"),
     [
-        ("", 5),
-        (ASYNCIO, 5),
-        ("-p anyio.pytest_plugin -o anyio_mode=auto", 9),  # four of them on both of its event loops
+        ("", 6),
+        (ASYNCIO, 6),
+        ("-p anyio.pytest_plugin -o anyio_mode=auto", 10),  # four of them on both of its event loops
     ],
 )
 def test_marked_functions_run_on_replicas(pytester: pytest.Pytester, beside: str, passed: int) -> None:
