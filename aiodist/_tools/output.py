@@ -20,11 +20,11 @@ class _Console(Console):
 def open_console(*, quiet: bool = False) -> Console:
     """Return a console on standard output that prints text unchanged; a quiet one prints nothing.
 
-    Rich decides on colour by NO_COLOR, FORCE_COLOR and TERM. Output to a pipe may have long lines.
+    Rich decides on colour by NO_COLOR, FORCE_COLOR and TERM. Output to a pipe may have long lines; so do tables on a
+    narrow terminal, where rich would cut numbers off.
     """
     console = _Console(highlight=False, markup=False, emoji=False, quiet=quiet)
-    if not console.is_terminal:
-        console.width = 200
+    console.width = max(console.width, 80) if console.is_terminal else 200
     return console
 
 

@@ -55,6 +55,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(final)
+    except OSError as error:
+        error.filename = str(final)  # a full disk's error has none
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
 

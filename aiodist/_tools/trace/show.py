@@ -11,6 +11,7 @@ The page is self-contained: ``page.html`` with the data in it.
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -74,6 +75,8 @@ def _html(arguments: Namespace) -> Exit:
     with _reading(arguments.file) as trace:
         page = page_of(trace, Path(arguments.file).name)
     path = arguments.output or Path(arguments.file).with_suffix(".html")
+    if os.path.realpath(path) == os.path.realpath(arguments.file):
+        raise UsageError(f"the page would replace the trace {path}: name another file by --output")
     try:
         with replacing(path) as file:
             file.write(page)

@@ -57,6 +57,14 @@ def test_summary_has_runs_calls_stragglers_and_the_report(file: Path, capsys: py
     assert ["> replica 2", "CPU:2", "barrier()"] in [re.split(r"  +", line)[:3] for line in text.splitlines()]
 
 
+def test_summary_is_not_cut_off_on_a_narrow_terminal(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "2 of 3" in shown(capsys, "show", file)
+
+
 @pytest.mark.parametrize(("seconds", "held_up"), [((1, 1, 1), 0), ((5, 1, 1), 24)])
 def test_straggler_is_the_replica_that_computes_longest_not_the_last_to_arrive(
     tmp_path: Path, seconds: tuple[float, ...], held_up: float
@@ -136,6 +144,7 @@ def test_damage_inside_a_trace_is_reported(
         ("show missing.json", "cannot read missing.json: No such file or directory"),
         ("html .", "Is a directory"),
         ("html run.json -o missing/page.html", "cannot write"),
+        ("html run.json -o ./run.json", "the page would replace the trace ./run.json"),
     ],
 )
 @pytest.mark.usefixtures("file")
