@@ -275,8 +275,8 @@ def _run_observed(call: Callable[[], Any], statistics: Statistics) -> None:
     except SystemExit as end:
         if end.code not in (None, 0) and not statistics.errors:  # which may be unhashable
             raise TargetExitError(f"SystemExit: {end}\nthe target ended with exit code {end.code}") from end
-    except Exception:
-        if not statistics.errors:
+    except BaseException as error:
+        if not statistics.errors or isinstance(error, KeyboardInterrupt):
             raise
     if statistics.errors:
         raise statistics.errors[0]

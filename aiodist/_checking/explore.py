@@ -126,7 +126,7 @@ class Result:
     """How an execution ended: what the program returned or raised, and the schedule that repeats it."""
 
     value: Any
-    error: Exception | None
+    error: BaseException | None
     schedule: Schedule
     changes: tuple[str, ...] = ()  # what the schedule's changes do, a line each; of a replay
     schedules: int = 1  # how many were explored, without those that reduced a failing one
@@ -149,7 +149,7 @@ class Result:
 def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_point: OnPoint | None = None) -> Result:
     """Run a program once, with a seed for `random` and `numpy.random`, for some seconds (None: no limit).
 
-    The result has its exception, but others than `Exception`, such as KeyboardInterrupt, are raised.
+    The result has its exception, but a KeyboardInterrupt or SystemExit is raised.
     """
     stuck = StuckRuns(seconds)
     deadline = math.inf if seconds is None else time.monotonic() + seconds
@@ -161,7 +161,9 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
     try:
         with observing(stuck), making_loops(partial(ControlledLoop, execution)), executors_watched():
             value = value_of(program)
-    except Exception as raised:  # noqa: BLE001  (whatever it is, the execution has ended with it)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as raised:  # noqa: BLE001  (whatever it is, the execution has ended with it)
         error = raised
     finally:
         random.setstate(python)

@@ -62,6 +62,9 @@ async def stuck():
 async def fails():
     raise LookupError("no such key")
 
+async def cancelled():
+    raise asyncio.CancelledError("main task")
+
 async def amain():
     await MirroredStrategy(["CPU:0", "CPU:1"]).run(train)
     await MirroredStrategy(["CPU:0", "CPU:1"]).run(train)
@@ -166,6 +169,7 @@ def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
             marks=pytest.mark.leaves_tasks,  # on a busy machine the limit passes before its task begins
         ),
         ("program.py:fails --replicas 3", 3, "LookupError: no such key"),
+        ("program.py:cancelled", 3, "CancelledError: main task\n\nFound in the default order.\n"),
         ("program.py:exits -- 7", 3, "SystemExit: 7\nthe target ended with exit code 7\n\nFound"),
         ("broken:main", 3, "import no_such_module_anywhere\nModuleNotFoundError: No module named"),
     ],
