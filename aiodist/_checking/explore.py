@@ -28,8 +28,7 @@ from aiodist._core.instrument import ObservedRun, Observer, observing
 from aiodist._core.report import CollectiveReport
 from aiodist._core.terms import Reason
 from aiodist._core.text import capitalised, count, full_place, on_a_screen
-from aiodist._runtime.current import current
-from aiodist._runtime.inspection import inspect_loop
+from aiodist._runtime.inspection import inspect_loop, replica_of
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import await_chain, frames_of, is_plumbing
 
@@ -237,11 +236,11 @@ _REPLICA = re.compile(r"replica \d+(?= of )")
 
 def _who(step: Step) -> str:
     """Return whose step it is."""
-    replica = _REPLICA.match(step.task.get_name())  # the name of a replica's own task
-    if replica is not None:
-        return replica[0]
-    context = step.context.get(current)
-    return "a task" if context is None else f"a task of replica {context.replica.id}"
+    own = _REPLICA.match(step.task.get_name())  # the name of a replica's own task
+    if own is not None:
+        return own[0]
+    replica = replica_of(step.task)
+    return "a task" if replica is None else f"a task of replica {replica.id}"
 
 
 def _where(step: Step) -> str:
