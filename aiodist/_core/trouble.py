@@ -147,7 +147,7 @@ class Collective:
     @property
     def exited(self) -> list[int]:
         """The ids of the missing members that ended before they reached it."""
-        return [i for i, m in self.missing.items() if i in self.index.ended and m.sequence <= self.number]
+        return [i for i, m in self.missing.items() if i in self.index.ended and not self.abandoned_by(m)]
 
     @cached_property
     def abandoned(self) -> list[int]:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from anyio import CancelScope
 from anyio.lowlevel import checkpoint
 
 import aiodist
 from aiodist import IndexedSlices, Mirrored, PerReplica, ReplicaContext, ReplicaContextError, Variable
-from tests.runtime.programs import here, mirrored, on_each, replica, results, run, still_works
+from tests.runtime.programs import error_of, here, mirrored, on_each, replica, results, run, still_works, turns
 
 pytestmark = pytest.mark.anyio
 
@@ -168,6 +169,19 @@ async def test_join_has_no_time_limit_and_leaves_nothing() -> None:
 
     await run(mirrored(2, timeout=1e-9), late)
     await run(mirrored(2), often)
+
+
+async def test_replica_that_is_cancelled_out_of_a_join_and_returns_has_abandoned_it() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        with CancelScope() as scope:
+            if replica() == 1:
+                scope.cancel()
+            else:
+                await turns()
+            await ctx.join()
+
+    error = await error_of(program)
+    assert (error.report.reason, error.report.suspects) == ("abandoned", (1,))
 
 
 @pytest.mark.filterwarnings("ignore:replica . never awaited join:RuntimeWarning")
