@@ -178,7 +178,7 @@ class StrategyExtended:
     async def batch_reduce_to(
         self,
         reduce_op: Any,
-        value_destination_pairs: Iterable[tuple[Any, Any]],
+        pairs: Iterable[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
         """Reduce each value of a pair onto its destinations, and return the results in a list; see `reduce_to`.
@@ -186,7 +186,7 @@ class StrategyExtended:
         Raises:
             Exception: as `reduce_to`.
         """
-        results: list[Any] = await self._reduce("extended.batch_reduce_to", reduce_op, value_destination_pairs, options)
+        results: list[Any] = await self._reduce("extended.batch_reduce_to", reduce_op, pairs, options)
         return results
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Any, options: Any) -> Any:
@@ -196,7 +196,7 @@ class StrategyExtended:
         found: list[Any] = list(pairs) if isinstance(pairs, Iterable) else [pairs]
         for pair in found:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
+                raise TypeError(f"pairs must be pairs (value, destinations), got {pair!r}")
         goals = [_devices_of(destinations, self.devices) for _, destinations in found]
         return await combine(strategy, what, operation, [value for value, _ in found], goals)
 
