@@ -106,8 +106,9 @@ def describe_leaf(leaf: Any) -> Leaf:
         return leaf.shape, leaf.dtype, LeafType.NUMPY_ARRAY, leaf
     if isinstance(leaf, np.generic) and not isinstance(leaf, np.void):  # a record is mutable, unlike other scalars
         return (), leaf.dtype, LeafType.NUMPY_SCALAR, leaf
-    if kind in _NUMBERS:
-        return (), kind, LeafType.PYTHON_NUMBER, leaf
+    if isinstance(leaf, _NUMBERS):
+        number: Any = kind if kind in _NUMBERS else next(base for base in kind.__mro__ if base in _NUMBERS)
+        return (), number, LeafType.PYTHON_NUMBER, number(leaf)  # a subclass, such as an IntEnum, counts as its base
     if kind is IndexedSlices:
         return leaf.shape, leaf.dtype, LeafType.INDEXED_SLICES, leaf
     if isinstance(leaf, ArrayLike):

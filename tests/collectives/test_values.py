@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -125,6 +126,17 @@ async def test_host_result_is_shared_and_read_only() -> None:
         return [id(result)]
 
     assert len({one for (one,) in await on_each(3, program)}) == 1
+
+
+async def test_subclass_of_a_number_counts_as_the_number() -> None:
+    class Level(enum.IntEnum):
+        HIGH = 2
+
+    class Celsius(float): ...
+
+    values: Any = [1, 0.5], [Level.HIGH, Celsius(2.5)]
+    for found in await on_each(2, lambda: here().all_reduce("sum", values[replica()])):
+        assert [(type(one), one) for one in found] == [(int, 3), (float, 3.0)]
 
 
 async def test_dicts_in_another_order_are_the_same_nest() -> None:
