@@ -125,7 +125,7 @@ def is_half(dtype: DType) -> bool:
 @functools.cache
 def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> Rule:
     """Return the rule for buffers of `dtype`; raise a TypeError if `op` is not defined for it."""
-    native = np.dtype(dtype.type) if dtype.kind in "iufc" else dtype  # the one object that NumPy has for it
+    native = np.dtype(dtype.type) if dtype.kind in "biufc" else dtype  # the one object that NumPy has for it
     _check_defined(op, native)
     accumulator = _accumulator(op, native, accumulate)
     result = accumulator if op is ReduceOp.MEAN and native.kind in "iu" else native
@@ -148,7 +148,8 @@ def _accumulator(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> DType:
 
 
 def _check_defined(op: ReduceOp, dtype: DType) -> None:
-    if not (dtype.kind in "biufc" or is_bfloat16(dtype)):
+    is_numpys = dtype.isbuiltin == 1  # others, such as an 8-bit float, may have these kinds, too
+    if not ((is_numpys and dtype.kind in "biufc") or is_bfloat16(dtype)):
         found = {"O": "objects", "S": "strings", "U": "strings"}.get(dtype.kind, "another dtype")
         raise TypeError(
             f"{op.name} of {dtype}: expected numbers, got {found}; reduce the numbers in it as arrays of their own"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -262,6 +263,7 @@ ANY: Any = None
         (lambda: reduce(SUM, [X.astype(object)]), TypeError, "SUM of object: expected numbers, got objects"),
         (lambda: reduce(MAX, [X.astype(str)]), TypeError, "MAX of <U32: expected numbers, got strings; reduce"),
         (lambda: reduce(MIN, [X.astype("M8[s]")]), TypeError, "MIN of datetime64[s]: expected numbers, got another"),
+        (lambda: reduce(SUM, [X.astype(ml_dtypes.float8_e5m2)]), TypeError, "SUM of float8_e5m2: expected numbers"),
     ],
 )
 def test_error_texts(call: Callable[[], object], error: type[Exception], text: str) -> None:
