@@ -19,13 +19,19 @@ from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, split
 from aiodist._collectives.kinds import ALL_REDUCE
 from aiodist._core.call import OrderCheck
-from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import arguments
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
 from aiodist._strategy.reductions import COPY, Operation, combine
-from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
-from aiodist._strategy.variable import Variable, check_equal, state_of, updated
+from aiodist._strategy.scope import (
+    HasReplicas,
+    Scope,
+    replicas_here,
+    replicas_of,
+    require_cross_replica,
+    unless_default,
+)
+from aiodist._strategy.variable import Variable, check_equal, require_own, state_of, updated
 
 # Cross-device ops by their TensorFlow names. In TensorFlow they choose an algorithm, and so the order of additions.
 # Here every reduction is a left fold in replica-id order, so they are hints that never change a result.
@@ -258,7 +264,7 @@ class StrategyExtended:
             ValueError: the components of a mirrored variable would differ.
         """
         strategy = self._required("extended.update")
-        self._check_own(variable)
+        require_own(self._variable(variable), strategy)
         if not callable(fn):
             raise TypeError(f"extended.update expects a function, got {fn!r}")
         calls = split_arguments(args, kwargs, replicas_of(strategy).local)
@@ -295,11 +301,13 @@ class StrategyExtended:
         Raises:
             TypeError: ``variable`` is not a `Variable`.
         """
-        variable = self.value_container(variable)
+        return bool(state_of(self._variable(variable)).strategy is unless_default(self._strategy))
+
+    def _variable(self, value: Any) -> Variable:
+        variable = self.value_container(value)
         if not isinstance(variable, Variable):
             raise TypeError(f"expected an aiodist.Variable, got {variable!r}")
-        own = self._strategy
-        return bool(state_of(variable).strategy is (None if own is None or replicas_of(own).is_default else own))
+        return variable
 
     def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[object]:
         """Return a context manager in which variables are created on the devices of another one.
@@ -311,16 +319,10 @@ class StrategyExtended:
             ReplicaContextError: the variable belongs to another strategy; or, on entry, another strategy is in force.
             TypeError: ``variable`` is not a `Variable`.
         """
-        self._check_own(variable)
+        require_own(self._variable(variable), self._strategy)
         here = current.get()
         in_replica = isinstance(here, Participant) and here.strategy is self._strategy
         return nullcontext() if in_replica or self._strategy is None else Scope(self._strategy)
-
-    def _check_own(self, variable: Any) -> None:
-        if not self.variable_created_in_scope(variable):
-            raise ReplicaContextError(
-                f"{variable!r} was not created under {self._strategy!r}; create it in its scope()"
-            )
 
 
 def _devices_of(destinations: Any, replicas: tuple[str, ...]) -> tuple[str, ...]:

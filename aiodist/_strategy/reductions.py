@@ -92,7 +92,6 @@ class Operation(NamedTuple):
             return None
         if self.kind is BROADCAST:
             return _copied(leaf)
-        leaf = as_distributed(leaf)
         if isinstance(leaf, DistributedValues):
             each = components_of(leaf, len(replicas))
             one_for_all = isinstance(leaf, Mirrored) and self.op in (ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX)
@@ -248,23 +247,25 @@ class Combination:
     """An operation on a nest whose leaves are checked and described; those in ``operands`` take part.
 
     If ``destinations`` are given, the value is a list of nests, and there is a sequence of devices for each nest.
-    Otherwise each result stays on the host, or on the GPU of the first component. ``devices`` are the replicas'.
+    Otherwise each result stays on the host, or on the GPU of the first component.
     """
 
     def __init__(
         self,
         operation: Operation,
         value: Any,
+        strategy: Any,
         replicas: Sequence[int],
-        devices: tuple[str, ...],
         destinations: Sequence[Sequence[str]] | None,
         *,
         bare: bool,
     ) -> None:
         self._operation = operation
-        self._devices = devices  # whose streams may have made the arrays
+        self._devices = strategy.extended.devices  # whose streams may have made the arrays
         leaves, structure = ([value], None) if isinstance(value, DistributedValues) else nests.flatten_with_none(value)
         self._structure: nests.Structure | None = structure
+        if operation is not COPY:
+            leaves = [as_distributed(leaf, strategy) for leaf in leaves]
         by_leaf: list[Sequence[str] | None] = [None] * len(leaves)
         if structure is not None and destinations is not None:
             of_nests = zip(destinations, structure.children(), strict=True)
@@ -359,7 +360,7 @@ async def _combined(strategy: Any, kind: str, operation: Operation, value: Any, 
     if operation is COPY or (group is not None and not group.spans):  # other workers have no part
         over_workers = None
     bare = over_workers is not None and len(replicas) == 1
-    combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)
+    combination = Combination(operation, value, strategy, replicas, destinations, bare=bare)
     if destinations is None and not combination.participating:
         check_not_all_none(value, 3)
     if over_workers is None:

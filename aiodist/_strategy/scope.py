@@ -53,12 +53,17 @@ class HasReplicas(RunFactory):
 
 def replicas_of(strategy: HasReplicas | None) -> Replicas:
     """Return the replicas of a strategy; None is the default one."""
-    return Replicas(1) if strategy is None else strategy._replicas  # noqa: SLF001  (declared above, for this module alone)
+    return Replicas(1, is_default=True) if strategy is None else strategy._replicas  # noqa: SLF001  (declared above, for this module alone)
+
+
+def unless_default(strategy: HasReplicas | None) -> Any:
+    """Return a strategy; None for the default one, as its variables have it."""
+    return None if replicas_of(strategy).is_default else strategy
 
 
 def strategy_in_force(here: Participant | CrossReplica | None) -> Any:
     """Return the strategy of the current context ``here``; None for the default one."""
-    return None if here is None or replicas_of(here.strategy).is_default else here.strategy
+    return None if here is None else unless_default(here.strategy)
 
 
 S = TypeVar("S", bound=HasReplicas)

@@ -263,7 +263,10 @@ class Strategy(HasReplicas):
         return self._components(value)
 
     def _components(self, value: Any) -> tuple[Any, ...]:
-        return tuple(split(as_distributed(value), len(replicas_here(self))))
+        leaves, structure = nests.flatten_with_none(value)
+        if any(isinstance(leaf, Variable) for leaf in leaves):
+            value = structure.unflatten([as_distributed(leaf, self) for leaf in leaves])
+        return tuple(split(value, len(replicas_here(self))))
 
     # Data.
 

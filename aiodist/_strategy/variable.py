@@ -41,7 +41,7 @@ from aiodist._runtime.arguments import checked_name
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import Request
-from aiodist._strategy.scope import replicas_of, require_all_workers, strategy_in_force
+from aiodist._strategy.scope import replicas_of, require_all_workers, strategy_in_force, unless_default
 from aiodist_kernels import Accumulate, ReduceOp, policy, pool
 from aiodist_kernels.pool import empty_like
 
@@ -705,10 +705,22 @@ def state_of(variable: Variable) -> State:
     return variable._state  # noqa: SLF001  (declared above, for this module alone)
 
 
-def as_distributed(leaf: Any) -> Any:
-    """Return a variable's components as a mirrored or per-replica value; anything else unchanged."""
+def require_own(variable: Variable, strategy: Any) -> None:
+    """Check that a variable was created under a strategy."""
+    if state_of(variable).strategy is not unless_default(strategy):
+        raise ReplicaContextError(f"{variable!r} was not created under {strategy!r}; create it in its scope()")
+
+
+def as_distributed(leaf: Any, strategy: Any) -> Any:
+    """Return the components of a strategy's variable as a mirrored or per-replica value; anything else unchanged.
+
+    A variable without a strategy is one value, which may be read anywhere.
+    """
     if not isinstance(leaf, Variable):
         return leaf
+    if state_of(leaf).strategy is None:
+        return leaf.read_value()
+    require_own(leaf, strategy)
     return Mirrored(leaf.values) if state_of(leaf).mirrored else PerReplica(leaf.values)
 
 

@@ -236,7 +236,19 @@ async def test_variable_of_another_strategy_is_refused() -> None:
     ]:
         with pytest.raises(ReplicaContextError, match=text):
             await strategy.run(use)
+    refused = pytest.raises(ReplicaContextError, match=r"'w': .* was not created under <MirroredStrategy")
+    for combined in (
+        other.reduce("sum", {"w": v}, None),
+        other.gather(v, 0),
+        other.extended.reduce_to("sum", v, "CPU:0"),
+    ):
+        with refused:
+            await combined
+    with refused:
+        other.experimental_local_results([v])
     assert (await other.run(plain.read_value)).values == (1, 1)
+    assert await other.reduce("mean", plain, None) == 1
+    assert other.experimental_local_results(plain) == (1, 1)
     await still_works(other)
 
 
@@ -246,6 +258,7 @@ async def test_methods_of_the_strategy_take_variables() -> None:
         v, m = Variable([1.0], synchronization="on_read", aggregation="sum"), Variable([5.0])
     v.assign(PerReplica([[1.0], [2.0]]))
     assert [c.tolist() for c in strategy.experimental_local_results(v)] == [[1], [2]]
+    assert [nest["v"].tolist() for nest in strategy.experimental_local_results({"v": v})] == [[1], [2]]
     assert (await strategy.reduce("mean", v, None)).tolist() == [1.5]
     assert (await strategy.reduce("max", {"m": m}, None))["m"].tolist() == [5]
     assert (await strategy.reduce("sum", m, 0)).tolist() == 10
