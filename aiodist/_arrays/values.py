@@ -170,6 +170,7 @@ class IndexedSlices:
             raise ValueError(
                 f"expected one index for each row, got indices of shape {given.shape} for values of shape {rows.shape}"
             )
+        given = given.astype(np.int64, copy=False)
         if given.size and given.min() < 0:
             raise ValueError(f"indices must be 0 or more, got {given.min()}")
         sizes = None if dense_shape is None else tuple(map(operator.index, dense_shape))
@@ -177,7 +178,7 @@ class IndexedSlices:
             raise ValueError(f"dense_shape {sizes} must end with the shape of a row, {rows.shape[1:]}")
         if sizes is not None and given.size and given.max() >= sizes[0]:
             raise ValueError(f"indices must be below {sizes[0]}, the first size of dense_shape, got {given.max()}")
-        vars(self).update(values=rows, indices=given.astype(np.int64, copy=False), dense_shape=sizes)
+        vars(self).update(values=rows, indices=given, dense_shape=sizes)
 
     @property
     def shape(self) -> tuple[int | None, ...]:
@@ -276,9 +277,9 @@ def regroup_arguments(values: Sequence[Any], replicas: Sequence[int]) -> Any:
 
     def argument(components: tuple[Any, ...]) -> Any:
         first = components[0]
-        if type(first) in (str, bytes) and all(type(one) is type(first) and one == first for one in components):
-            return first
-        return _result(components)
+        is_text = isinstance(first, (str, bytes)) and not isinstance(first, np.generic)
+        equal = is_text and all(type(one) is type(first) and one == first for one in components)
+        return first if equal else _result(components)
 
     return regroup(values, "merge_call arguments", replicas, argument)
 

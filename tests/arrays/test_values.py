@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import operator
 import pickle
 from typing import Any
@@ -108,10 +109,15 @@ def test_identical_objects_come_back_bare(together: Any) -> None:
     assert together([None, 3, None]).values == (None, 3, None)
 
 
+class Mode(enum.StrEnum):
+    TRAIN = "train"
+
+
 def test_bare_strings_in_arguments_and_bare_none_in_data() -> None:
-    together = regroup_arguments([["SGD", b"x", "a", 7, np.str_("a")], ["SGD", b"x", "b", 7, np.str_("a")]], range(2))
-    assert together[:2] == ["SGD", b"x"]
-    assert [one.values for one in together[2:]] == [("a", "b"), (7, 7), ("a", "a")]
+    each = [["SGD", b"x", Mode.TRAIN, letter, 7, np.str_("a")] for letter in "ab"]
+    together = regroup_arguments(each, range(2))
+    assert together[:3] == ["SGD", b"x", Mode.TRAIN]
+    assert [one.values for one in together[3:]] == [("a", "b"), (7, 7), ("a", "a")]
     assert regroup_data([[None, int, "x"]] * 2, "values")[0] is None
     assert [one.values for one in regroup_data([[None, int, "x"]] * 2, "values")[1:]] == [(int, int), ("x", "x")]
 

@@ -143,6 +143,7 @@ def test_implicit_conversion_is_refused() -> None:
         ([1.0], 0, None, ValueError, "one index for each row"),
         (1.0, [0], None, ValueError, "one index for each row"),
         ([1.0], [-1], None, ValueError, "indices must be 0 or more, got -1"),
+        ([1.0], np.array([2**63], np.uint64), None, ValueError, "indices must be 0 or more"),
         ([1.0], [3], (3,), ValueError, "indices must be below 3"),
         ([[1.0]], [0], (3, 2), ValueError, r"must end with the shape of a row, \(1,\)"),
         ([1.0], [0], (), ValueError, "must end with the shape of a row"),
