@@ -11,14 +11,16 @@ look-up per process. With one the driver starts, which a program that uses its G
 from __future__ import annotations
 
 import ctypes
-import operator
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from aiodist._arrays.options import integer
 from aiodist._core.errors import DeviceNotFoundError
 
 INSTALL: Final = "pip install 'aiodist[cuda]'"
@@ -159,8 +161,8 @@ def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
     given: Any = devices
     if given is None:
         names = logical.names() or ("CPU:0",)
-    elif isinstance(given, float) or hasattr(given, "__index__"):
-        if isinstance(given, (bool, float)) or int(given) < 1:
+    elif isinstance(given, (int, float, np.number)):
+        if isinstance(given, (bool, float, np.inexact)) or given < 1:
             raise ValueError(f"devices must be a number of replicas, at least 1, or a list of devices, got {given!r}")
         names = tuple(f"CPU:{k}" for k in range(int(given)))
     else:
@@ -171,7 +173,8 @@ def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _named(devices: Any) -> tuple[str, ...]:
-    if isinstance(devices, (str, AbstractSet)):  # replicas are ordered, a set is not
+    is_ordered = isinstance(devices, Iterable) and not isinstance(devices, AbstractSet)
+    if not is_ordered or isinstance(devices, str):
         raise TypeError(f"devices must be a sequence of strings, such as ['CPU:0'], got {devices!r}")
     names = tuple(map(canonical, devices))
     if not names:
@@ -208,8 +211,7 @@ def set_logical_devices(device: str, count: int) -> None:
     name = canonical(device)
     if not name.startswith("GPU:"):
         raise ValueError(f"expected a GPU, got {device!r}: CPU:k exists for every k, with nothing to set")
-    if operator.index(count) < 1:
-        raise ValueError(f"count must be at least 1, got {count}")
+    integer("count", count, 1)
     if logical.in_use:
         raise RuntimeError(
             "the GPUs are already in use under their present names; call set_logical_devices before the first strategy"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -34,10 +36,7 @@ class CommunicationOptions:
     accumulate: Accumulate = "native"
 
     def __post_init__(self) -> None:
-        if not hasattr(self.bytes_per_pack, "__index__"):
-            raise TypeError(f"bytes_per_pack must be an int, got {self.bytes_per_pack!r}")
-        if self.bytes_per_pack < 0:
-            raise ValueError(f"bytes_per_pack must be 0 or more, got {self.bytes_per_pack}")
+        integer("bytes_per_pack", self.bytes_per_pack, 0)
         seconds: Any = self.timeout_seconds
         if isinstance(seconds, bool) or (seconds is not None and not hasattr(seconds, "__float__")):
             raise TypeError(f"timeout_seconds must be a number of seconds, or None to wait, got {seconds!r}")
@@ -58,6 +57,19 @@ class CommunicationOptions:
             raise TypeError(f"merge expects CommunicationOptions or None, got {options!r}")
         changed = {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) != f.default}
         return replace(self, **changed) if changed else self
+
+
+def integer(name: str, value: Any, least: int | None = None) -> int:
+    """Return an argument as an int, and check that it is one, and neither a bool nor too small."""
+    number = None
+    if not isinstance(value, bool):
+        with suppress(TypeError):  # as an array raises it, too
+            number = operator.index(value)
+    if number is None:
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -13,6 +12,7 @@ import numpy as np
 
 from aiodist._arrays import nests
 from aiodist._arrays.host import Array, check_unmasked, is_foreign
+from aiodist._arrays.options import integer
 from aiodist._core.text import count, ids_briefly
 
 T = TypeVar("T")
@@ -173,7 +173,7 @@ class IndexedSlices:
         given = given.astype(np.int64, copy=False)
         if given.size and given.min() < 0:
             raise ValueError(f"indices must be 0 or more, got {given.min()}")
-        sizes = None if dense_shape is None else tuple(map(operator.index, dense_shape))
+        sizes = None if dense_shape is None else tuple([integer("each of dense_shape", size) for size in dense_shape])
         if sizes is not None and (not sizes or sizes[1:] != rows.shape[1:]):
             raise ValueError(f"dense_shape {sizes} must end with the shape of a row, {rows.shape[1:]}")
         if sizes is not None and given.size and given.max() >= sizes[0]:

@@ -26,6 +26,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.leaves import LeafType, Spec
+from aiodist._arrays.options import integer
 from aiodist._core.text import clause
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.rules import rule_for
@@ -235,9 +236,7 @@ def check_reducible(op: ReduceOp, dtype: Any, mark: Any) -> None:
 
 def normalized_axis(axis: Any, rank: int, what: str = "axis") -> int:
     """Return an axis counted from the front."""
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        raise TypeError(f"{what} must be an int, got {axis!r}")
-    index: int = axis.__index__()
+    index = axis if type(axis) is int else integer(what, axis)
     if rank == 0:
         raise ValueError(f"{what}={index} needs arrays with at least one axis, got a scalar; pass np.array([value])")
     if not -rank <= index < rank:

@@ -12,7 +12,6 @@ within it. It does not depend on what other iterations have read, or on the prog
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiodist._arrays import nests
+from aiodist._arrays.options import integer
 from aiodist._data.batches import common_size
 from aiodist._data.prefetch import ElementIterator, Prefetched
 
@@ -124,7 +124,7 @@ class NumpyDataset:
         """
         if self._endless:
             raise ValueError("an endless dataset cannot be shuffled; write .shuffle(seed) before .repeat()")
-        return self._with(partial(_shuffle, _checked("seed", seed, 0)))
+        return self._with(partial(_shuffle, integer("seed", seed, 0)))
 
     def batch(self, n: int, drop_remainder: bool = False) -> NumpyDataset:
         """Return a dataset whose elements are n consecutive elements of this one, stacked along a new first axis.
@@ -137,7 +137,7 @@ class NumpyDataset:
             TypeError, ValueError: ``n`` is not an int, or less than 1; while iterating, batches of different sizes
                 cannot be batched again.
         """
-        stage = partial(_batch, _checked("n", n, 1), drop_remainder)
+        stage = partial(_batch, integer("n", n, 1), drop_remainder)
         return self._with(stage, _ahead=-(-self._ahead // n))  # elements prefetched so far, in batches
 
     def repeat(self, k: int | None = None) -> NumpyDataset:
@@ -149,7 +149,7 @@ class NumpyDataset:
         Raises:
             TypeError, ValueError: ``k`` is not an int, or negative.
         """
-        count = None if k is None else _checked("k", k, 0)
+        count = None if k is None else integer("k", k, 0)
         return self._with(partial(_repeat, count), _endless=self._endless or count is None)
 
     def prefetch(self, k: int) -> NumpyDataset:
@@ -164,7 +164,7 @@ class NumpyDataset:
         Raises:
             TypeError, ValueError: ``k`` is not an int, or less than 1.
         """
-        return self._with(_ahead=_checked("k", k, 1))
+        return self._with(_ahead=integer("k", k, 1))
 
     def __iter__(self) -> ElementIterator:
         elements = self._elements(next(self._iterations))
@@ -180,13 +180,6 @@ class NumpyDataset:
             for index in run:  # NumPy copies the rows for an array of indices, but not the row for a single one
                 rows = [leaf[index] if index.ndim else leaf[index].copy() for leaf in self._leaves]
                 yield self._structure.unflatten(rows)
-
-
-def _checked(name: str, value: Any, least: int) -> int:
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number
 
 
 NumpyDataset.__module__ = "aiodist"

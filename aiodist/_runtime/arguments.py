@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aiodist._arrays import nests
-from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.options import CommunicationOptions, integer
 from aiodist_kernels import ReduceOp
 
 _OPS = {name: op for op in ReduceOp for name in (op.name, op.name.lower())}
@@ -48,19 +48,11 @@ def options(value: Any, hints: Any) -> CommunicationOptions | None:
     return given
 
 
-def replica_id(value: Any, what: str) -> int:
-    """Return a replica id; its range is checked where the number of replicas is known."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{what} must be a replica id, an int, got {value!r}")
-    index: int = value.__index__()
-    return index
-
-
 def replica_ids(value: Any, size: int) -> tuple[int, ...]:
     """Return the members of a new group."""
     if not hasattr(value, "__iter__") or isinstance(value, (str, bytes)):
         raise TypeError(f"replica_ids must be a sequence of replica ids, e.g. [0, 1], got {value!r}")
-    ids = tuple(replica_id(each, "each of replica_ids") for each in value)
+    ids = tuple(integer("each of replica_ids", each) for each in value)
     if not ids:
         raise ValueError("replica_ids must name at least one replica, got none")
     unknown = [each for each in ids if not 0 <= each < size]

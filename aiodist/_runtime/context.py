@@ -19,7 +19,7 @@ from aiodist._arrays import nests
 from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.leaves import Spec
 from aiodist._arrays.nests import Build, builder
-from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.options import CommunicationOptions, integer
 from aiodist._collectives import kinds
 from aiodist._collectives import out as out_buffers
 from aiodist._collectives.kinds import Kind
@@ -72,7 +72,7 @@ class ReplicaContext:
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         run = standing_run(strategy)
         members = run.ledger.root.members
-        index = arguments.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
+        index = integer("replica_id_in_sync_group", replica_id_in_sync_group)
         if not 0 <= index < len(members):
             raise ValueError(f"replica_id_in_sync_group must be from 0 to {len(members) - 1}, got {index}")
         self._show(Participant(run, members[index]))
@@ -263,9 +263,7 @@ class ReplicaContext:
         Raises:
             ValueError: there is no replica with the id ``source``; at the await, that replica has joined.
         """
-        return self._issue(
-            _getframe(1), kinds.BROADCAST, value, name, detail=lambda _: arguments.replica_id(source, "source")
-        )
+        return self._issue(_getframe(1), kinds.BROADCAST, value, name, detail=lambda _: integer("source", source))
 
     def reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, axis: int = 0, *, name: str | None = None

@@ -6,6 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiodist import DeviceNotFoundError, MirroredStrategy, set_logical_devices
@@ -44,7 +45,8 @@ def test_misspelled_device(spelling: str) -> None:
 
 def test_resolve() -> None:
     assert resolve(3) == ("CPU:0", "CPU:1", "CPU:2")
-    assert resolve(("cpu:2", "CPU:99999")) == ("CPU:2", "CPU:99999")
+    names: list[Any] = [("cpu:2", "CPU:99999"), np.array(["cpu:2", "CPU:99999"])]
+    assert [*map(resolve, names)] == [("CPU:2", "CPU:99999")] * 2
     assert resolve(None) == (tuple(name for name in available() if name.startswith("GPU")) or ("CPU:0",))
 
 

@@ -147,7 +147,7 @@ def test_implicit_conversion_is_refused() -> None:
         ([1.0], [3], (3,), ValueError, "indices must be below 3"),
         ([[1.0]], [0], (3, 2), ValueError, r"must end with the shape of a row, \(1,\)"),
         ([1.0], [0], (), ValueError, "must end with the shape of a row"),
-        ([1.0], [0], (3.5,), TypeError, "interpreted as an integer"),
+        ([1.0], [0], (3.5,), TypeError, "each of dense_shape must be an int, got 3.5"),
     ],
 )
 def test_invalid_parts(values: Any, indices: Any, shape: Any, error: type[Exception], text: str) -> None:
