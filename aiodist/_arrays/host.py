@@ -13,11 +13,11 @@ from __future__ import annotations
 import importlib
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -48,6 +48,11 @@ class ArrayLike(NDArrayOperatorsMixin):
         return self.read_value()
 
     numpy = value
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        """Return this at once, so that an assignment that does not wait can be awaited, too."""
+        yield from ()
+        return self
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.read_value(), dtype=dtype, copy=copy)

@@ -86,7 +86,7 @@ HierarchicalCopyAllReduce.__module__ = NcclAllReduce.__module__ = "aiodist"
 
 
 class VariableComponent(ArrayLike):
-    """A component of a variable in the function of an update. Assignments to it are not awaited."""
+    """A component of a variable in the function of an update. Assignments to it do not wait."""
 
     __slots__ = ("_components", "_replica_id", "variable")
 
@@ -243,8 +243,8 @@ class StrategyExtended:
     ) -> Any:
         """Call a function on each component of a variable, in cross-replica context: ``fn(component, *args)``.
 
-        The component can be used as an array and has ``assign``, ``assign_add`` and ``assign_sub``, which are not
-        awaited. The variable changes once every call has returned, and not at all if one raises.
+        The component can be used as an array and has ``assign``, ``assign_add`` and ``assign_sub``, which do
+        not wait. The variable changes once every call has returned, and not at all if one raises.
 
         Args:
             variable: a variable of this strategy.
@@ -267,6 +267,7 @@ class StrategyExtended:
         require_own(self._variable(variable), strategy)
         if not callable(fn):
             raise TypeError(f"extended.update expects a function, got {fn!r}")
+        arguments.check_iterated(fn, "extended.update")
         calls = split_arguments(args, kwargs, replicas_of(strategy).local)
         await checkpoint()
         state, workers = state_of(variable), replicas_of(strategy).several_workers
@@ -277,6 +278,7 @@ class StrategyExtended:
             for replica_id, (own_args, own_kwargs) in enumerate(calls):
                 result = fn(VariableComponent(variable, components, replica_id), *own_args, **own_kwargs)
                 results.append(await result if inspect.isawaitable(result) else result)
+                arguments.check_awaited(results[-1], "result")
             if state.mirrored and workers is not None:
                 await workers.compare_update(state, components)
             state.settle()

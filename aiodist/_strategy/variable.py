@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import itertools
 import reprlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -668,11 +668,6 @@ class Variable(ArrayLike):
             state.update_own(here.member.position, method, array)
             return self
         state.assign_outside(self, method, value)
-        return self
-
-    def __await__(self) -> Generator[Any, Any, Self]:
-        """Return the variable at once, so that an assignment that does not wait can be awaited, too."""
-        yield from ()
         return self
 
     def __copy__(self) -> Self:

@@ -87,7 +87,7 @@ async def test_update_calls_the_function_on_each_component() -> None:
         assert (component.name, component.shape, component.dtype) == ("w", (2,), np.float64)
         assert strategy.extended.value_container(component) is v
         assert not component.trainable
-        assert component.assign_sub(component * x).assign_add([scale, scale]).assign(component + 1) is component
+        assert await component.assign_sub(component * x).assign_add([scale, scale]).assign(component + 1) is component
         return x
 
     result = await strategy.extended.update(v, fn, (PerReplica([1.0, 2.0]), unchanged), {"scale": 10.0})
