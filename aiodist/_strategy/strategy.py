@@ -228,6 +228,8 @@ class Strategy(HasReplicas):
                 PRODUCT on several replicas.
         """
         accumulate = self._extended.communication_options.accumulate
+        if isinstance(axis, (tuple, list)) and not axis:
+            axis = None
         operation = Operation(ALL_REDUCE, arguments.reduce_op(reduce_op, value), axis, accumulate)
         return combine(self, "strategy.reduce", operation, value)
 
