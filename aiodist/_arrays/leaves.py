@@ -135,6 +135,11 @@ def _unsupported(leaf: Any) -> str:
             f"{kind.__module__}.{kind.__qualname__}; pass it to strategy.run as an argument, and each replica gets its "
             "own component"
         )
+    if isinstance(leaf, (tuple, list, dict)):
+        return (
+            f"expected arrays, NumPy scalars or Python numbers as the components of a distributed value, got {shown}; "
+            "pass a nest of distributed values instead, with one for each leaf"
+        )
     register = f"; define it with @optree.dataclasses.dataclass(namespace={nests.NAMESPACE!r})"
     return (
         "expected a nest of arrays, NumPy scalars and Python numbers, got an object of type "

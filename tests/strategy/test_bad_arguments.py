@@ -77,6 +77,10 @@ def mirroring(devices: Any = None, **settings: Any) -> Any:
 async def later(_: Any) -> Any: ...
 
 
+async def generator(_: Any) -> Any:
+    yield
+
+
 BAD: list[tuple[Any, type[Exception], str]] = [
     # reduce
     (reduced("AVG", ONE), ValueError, "expected a reduce op"),
@@ -89,6 +93,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (reduced("SUM", both(np.ones(()), np.float64(1))), ValueError, r"is float64\[\], replica 1's is np.float64"),
     (reduced("SUM", both(True, False)), TypeError, "SUM of bool"),
     (reduced("SUM", both("a", "b")), TypeError, "got an object of type"),
+    (reduced("SUM", both({"a": 1}, {"a": 2})), TypeError, r"components .*, got \{'a': 1\}; pass a nest of distributed"),
     (reduced("SUM", TWO, 2), ValueError, "axis must be from -2 to 1"),
     (reduced("SUM", TWO, (0, -2)), ValueError, "must name each axis once"),
     (reduced("SUM", TWO, 0.5), TypeError, "axis must be an int"),
@@ -118,6 +123,8 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (on("extended.update", Variable(1.0), print), ReplicaContextError, "was not created under"),
     (on("extended.update", np.zeros(2), print), TypeError, r"expected an aiodist\.Variable"),
     (updated("fn"), TypeError, "expects a function"),
+    (updated(generator), TypeError, r"extended\.update got the async generator function"),
+    (updated(lambda c: [later(c)]), TypeError, r"result\[0\] is <coroutine .*`await` missing"),
     (updated(print, 1), TypeError, "args must be"),
     (updated(print, (both(1, 2, 3),)), ValueError, "with 2 components"),
     (
