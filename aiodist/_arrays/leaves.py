@@ -135,7 +135,7 @@ def _unsupported(leaf: Any) -> str:
             f"{kind.__module__}.{kind.__qualname__}; pass it to strategy.run as an argument, and each replica gets its "
             "own component"
         )
-    if isinstance(leaf, (tuple, list, dict)):
+    if kind in (tuple, list, dict):  # otherwise it would be a nest, not a leaf
         return (
             f"expected arrays, NumPy scalars or Python numbers as the components of a distributed value, got {shown}; "
             "pass a nest of distributed values instead, with one for each leaf"

@@ -148,7 +148,14 @@ def _register(kind: Any) -> None:
         return [{key: value[key] for key in value}], _Factory(factory), [""]  # through its own `__getitem__`
 
     def unflatten_dict(factory: Any, children: Iterable[Any]) -> Any:
-        return kind(*factory.arguments, *children)
+        try:
+            return kind(*factory.arguments, *children)
+        except Exception as error:
+            error.add_note(
+                f"aiodist makes a {kind.__qualname__} by calling the class with a mapping; if that is not possible, "
+                f"register the class with optree in the namespace {NAMESPACE!r}"
+            )
+            raise
 
     with suppress(ValueError):  # another thread has registered it
         optree.register_pytree_node(kind, flatten_dict, unflatten_dict, path_entry_type=_SameNest, namespace=NAMESPACE)

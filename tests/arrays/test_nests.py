@@ -72,6 +72,17 @@ def test_structures_compare_types_and_not_the_order_of_keys() -> None:
     assert structures[0] not in structures[2:]
 
 
+def test_subclass_of_dict_that_takes_no_mapping_is_explained() -> None:
+    class Fixed(dict[str, int]):
+        def __init__(self) -> None:
+            super().__init__(a=1)
+
+    leaves, structure = nests.flatten(Fixed())
+    with pytest.raises(TypeError, match="positional argument") as caught:
+        structure.unflatten(leaves)
+    assert "calling the class with a mapping; if that is not possible, register" in caught.value.__notes__[0]
+
+
 def test_values_come_from_the_subclass() -> None:
     class Halves(dict[str, Any]):
         def __getitem__(self, key: str) -> Any:
