@@ -150,6 +150,12 @@ def host_type_of(leaf: Any) -> HostType | None:
     return HostType(framework)
 
 
+def as_numpy(value: Any) -> Array:
+    """Return an array, number or sequence as a NumPy array, over the memory of another framework's array."""
+    framework = host_type_of(value)
+    return np.asarray(value if framework is None else framework.view(value))
+
+
 def dlpack_device(leaf: Any) -> int | None:
     """Return DLPack's type of an array's device."""
     try:

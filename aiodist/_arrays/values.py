@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 import numpy as np
 
 from aiodist._arrays import nests
-from aiodist._arrays.host import Array, check_unmasked, is_foreign
+from aiodist._arrays.host import Array, as_numpy, check_unmasked, is_foreign
 from aiodist._arrays.options import integer
 from aiodist._core.text import count, ids_briefly
 
@@ -161,7 +161,7 @@ class IndexedSlices:
 
     def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
         check_unmasked(values, "as the values of IndexedSlices")
-        rows, given = np.asarray(values), np.asarray(indices)
+        rows, given = as_numpy(values), as_numpy(indices)
         if given.size == 0:
             given = given.astype(np.int64)
         if given.dtype.kind not in "iu":

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist._arrays.host import Array, ArrayLike, check_unmasked, copied, frozen, host_type_of
+from aiodist._arrays.host import Array, ArrayLike, as_numpy, check_unmasked, copied, frozen, host_type_of
 from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica, components_of
@@ -106,8 +106,7 @@ def _initial(value: Any, dtype: Any) -> Array:
 
 def _as_array(what: str, value: Any) -> Array:
     check_unmasked(value, "for a variable")
-    foreign = host_type_of(value)
-    array = np.asarray(value if foreign is None else foreign.view(value))
+    array = as_numpy(value)
     if array.dtype == object and isinstance(value, int):
         raise OverflowError(f"{what} expects ints of at most 64 bits, got {reprlib.repr(value)}")
     if array.dtype.kind not in _KIND_RANKS:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from aiodist import CollectiveMismatchError, PerReplica
+from aiodist import CollectiveMismatchError, IndexedSlices, PerReplica
 from aiodist._arrays.host import host_type_of
 from tests.collectives.kinds_of_values import Pair
 from tests.frameworks import toy
@@ -207,6 +207,15 @@ async def test_unsupported_array_is_refused_with_advice(kind: Any, text: str) ->
 
     with pytest.raises(TypeError, match=rf"value\['x'\]: .*{text}"):
         await on_each(1, program)
+
+
+def test_indexed_slices_are_over_the_framework_s_memory(framework: Framework) -> None:
+    rows = framework.make(np.ones((1, 2), np.float32))
+    slices = IndexedSlices(rows, framework.make(np.array([3], np.int32)))
+    assert np.shares_memory(slices.values, seen(rows))
+    assert slices.indices.tolist() == [3]
+    with pytest.raises(TypeError, match="requires grad"):
+        IndexedSlices(Trained(np.ones((1, 2))), [3])
 
 
 def test_neither_input_nor_result_is_copied(framework: Framework) -> None:
