@@ -12,6 +12,8 @@ from typing import Any, Final, Self
 
 from anyio.lowlevel import checkpoint
 
+from aiodist._arrays.options import integer
+
 _END: Final = object()
 
 
@@ -33,9 +35,10 @@ class InputContext:
         """Return the number of a replica's examples in a global batch.
 
         Raises:
-            ValueError: the size of the global batch is not divisible by the number of replicas.
+            TypeError: the size of the global batch is not an int.
+            ValueError: it is not divisible by the number of replicas.
         """
-        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        size, rest = divmod(integer("global_batch_size", global_batch_size), self.num_replicas_in_sync)
         if rest:
             raise ValueError(
                 f"global_batch_size must be divisible by the number of replicas, {self.num_replicas_in_sync}, "

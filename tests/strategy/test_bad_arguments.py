@@ -16,6 +16,7 @@ from aiodist import (
     CommunicationOptions,
     DeviceNotFoundError,
     IndexedSlices,
+    InputContext,
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
     NumpyDataset,
@@ -202,6 +203,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (on(NUMPY_DATASET, (np.zeros(2), np.zeros(3))), ValueError, r"numpy_input\[0\] has 2, numpy_input\[1\] has 3"),
     (on(NUMPY_DATASET, {"x": [1, 2]}), TypeError, r"numpy_input\['x'\]\[0\] must be an array"),
     (on(NUMPY_DATASET, {}), ValueError, "must hold arrays.* there are none"),
+    (lambda _: InputContext().get_per_replica_batch_size(8.0), TypeError, "global_batch_size must be an int, got 8.0"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     (lambda _: NUMBERS.shuffle(-1), ValueError, "seed must be at least 0, got -1"),
     (lambda _: NUMBERS.shuffle(None), TypeError, "seed must be an int, got None"),
     (lambda _: NUMBERS.repeat().batch(2).shuffle(0), ValueError, r"shuffle\(seed\) before \.repeat"),
