@@ -185,15 +185,15 @@ class Strategy(HasReplicas):
         Otherwise the first large reduction waits some tenths of a second for its kernel. Results are the same.
 
         Args:
-            *specs: nests like those that will be reduced with SUM or MEAN; only their dtypes matter. None: float32 and
-                float64.
+            *specs: nests like those that will be reduced with SUM or MEAN, per replica or not; only their dtypes
+                matter. None: float32 and float64.
 
         Raises:
             ImportError: the compiler for the replicas' kind of device is not installed.
             TypeError: a leaf is not an array or number, or cannot be summed.
         """
         devices, accumulate = self._extended.devices, self._extended.communication_options.accumulate
-        leaves = [leaf for spec in specs for leaf in nests.flatten(spec)[0]] if specs else [np.float32(), np.float64()]
+        leaves, _ = nests.flatten(self._components(specs or (np.float32(), np.float64()))[0])
         dtypes = dict.fromkeys(np.dtype(describe_leaf(leaf)[1]).newbyteorder("=") for leaf in leaves)
         ops = ReduceOp.SUM, ReduceOp.MEAN
         plans = [plan_for(op, dtype, len(devices), accumulate) for dtype in dtypes for op in ops]

@@ -201,6 +201,6 @@ async def test_warmup_compiles_kernels_and_changes_no_bit() -> None:
     strategy = mirrored(3)
     value = PerReplica([np.random.default_rng(k).standard_normal(1 << 18).astype(np.float32) for k in range(3)])
     before = await strategy.reduce("SUM", value, None)
-    await strategy.warmup({"w": value.values[0]})
+    await strategy.warmup({"w": value}, np.float64())
     assert plan_for(ReduceOp.SUM, np.dtype(np.float32), 3, "native").kernel is not None
     assert before.tobytes() == (await strategy.reduce("SUM", value, None)).tobytes()
