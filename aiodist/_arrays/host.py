@@ -165,8 +165,9 @@ def dlpack_device(leaf: Any) -> int | None:
 
 
 def is_foreign(value: Any) -> bool:
-    """Return whether a value is another framework's array."""
-    return hasattr(value, "__dlpack_device__") and not isinstance(value, (np.ndarray, np.generic))
+    """Return whether a value is another framework's array; Numba's have no DLPack."""
+    has_memory = hasattr(value, "__dlpack_device__") or hasattr(value, "__cuda_array_interface__")
+    return has_memory and not isinstance(value, (np.ndarray, np.generic))
 
 
 @cache

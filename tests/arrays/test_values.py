@@ -6,6 +6,7 @@ import copy
 import enum
 import operator
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,8 @@ def test_identical_objects_come_back_bare(together: Any) -> None:
     for leaf in OBJECTS:
         assert together([leaf, leaf, leaf]) is leaf
     assert together([None, 3, None]).values == (None, 3, None)
+    on_a_gpu = SimpleNamespace(__cuda_array_interface__={})  # as Numba's arrays are, which have no DLPack
+    assert together([on_a_gpu] * 3).values == (on_a_gpu,) * 3
 
 
 class Mode(enum.StrEnum):
