@@ -160,18 +160,8 @@ class Collective(NamedTuple):
         kind, spec = self.kind, self.spec
         if spec is None:
             return
-        if not kind.takes_slices and LeafType.INDEXED_SLICES in spec.marks:
-            raise TypeError(
-                f"{kind.name} does not take IndexedSlices, all_reduce does; pass their .values and .indices"
-            )
         for dtype, mark in zip(spec.dtypes, spec.marks, strict=True):
-            if self.op is not None:
-                check_reducible(self.op, dtype, mark)
-            elif isinstance(dtype, np.dtype) and dtype.hasobject:
-                raise TypeError(
-                    f"expected arrays of numbers, got dtype {dtype}: Python objects would be shared by the replicas; "
-                    "return them from the replica function, or pass them to merge_call"
-                )
+            check_leaf(kind, self.op, dtype, mark)
         if kind.cut is not None:
             for shape, detail in zip(spec.shapes, self.detail, strict=True):
                 axis = detail[0] if isinstance(detail, tuple) else detail
@@ -219,10 +209,18 @@ def _leaf_plan(plan: Callable[[int, Any], LeafPlan], size: int, detail: Any) -> 
     return plan(size, detail)
 
 
-def check_reducible(op: ReduceOp, dtype: Any, mark: Any) -> None:
-    """Check that an op takes leaves of a dtype; only SUM and MEAN reduce `IndexedSlices`."""
+def check_leaf(kind: Kind, op: ReduceOp | None, dtype: Any, mark: Any) -> None:
+    """Check that a kind, with its op, takes leaves of a dtype; only SUM and MEAN reduce `IndexedSlices`."""
     if mark != LeafType.INDEXED_SLICES:
-        kernels.result_dtype(op, dtype)
+        if op is not None:
+            kernels.result_dtype(op, dtype)
+        elif isinstance(dtype, np.dtype) and dtype.hasobject:
+            raise TypeError(
+                f"expected arrays of numbers, got dtype {dtype}: Python objects would be shared by the replicas; "
+                "return them from the replica function, or pass them to merge_call"
+            )
+    elif op is None or not kind.takes_slices:
+        raise TypeError(f"{kind.name} does not take IndexedSlices, all_reduce does; pass their .values and .indices")
     elif op not in (ReduceOp.SUM, ReduceOp.MEAN):
         raise ValueError(
             f"IndexedSlices are reduced by SUM or MEAN, in which rows that are not there count as zeros; got {op.name}"

@@ -153,10 +153,12 @@ def _merge_request(function: Function, name: str | None, structure: Any, argumen
 
 
 def dtype_text(dtype: Any, kind: Kind) -> str:
-    """Return a leaf's dtype as text for a kind; strings of any width can be gathered."""
-    if kind is kinds.ALL_GATHER and isinstance(dtype, np.dtype) and dtype.kind in "US":
+    """Return a leaf's dtype as text for a kind, without byte order; strings of any width can be gathered."""
+    if not isinstance(dtype, np.dtype):
+        return str(getattr(dtype, "__name__", dtype))
+    if kind is kinds.ALL_GATHER and dtype.kind in "US":
         return "str" if dtype.kind == "U" else "bytes"
-    return dtype.newbyteorder("=").name if isinstance(dtype, np.dtype) else str(getattr(dtype, "__name__", dtype))
+    return dtype.name if dtype.names is None else str(dtype.newbyteorder("="))  # the name of a record is its size
 
 
 def array_text(mark: LeafMark) -> str:

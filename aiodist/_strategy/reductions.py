@@ -36,7 +36,7 @@ from aiodist._collectives.kinds import (
     BROADCAST,
     Collective,
     Kind,
-    check_reducible,
+    check_leaf,
     normalized_axis,
 )
 from aiodist._collectives.work import Work
@@ -110,12 +110,10 @@ class Operation(NamedTuple):
 
     def _axes(self, dtype: Any, mark: LeafMark, rank: int) -> tuple[int, ...] | None:
         """Return the axes along which sizes may differ between replicas."""
-        op, axis = self.op, self.axis
-        if op is None:
-            if mark == LeafType.INDEXED_SLICES:
-                raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
+        axis = self.axis
+        check_leaf(self.kind, self.op, dtype, mark)
+        if self.op is None:
             return (normalized_axis(axis, rank),)
-        check_reducible(op, dtype, mark)
         if axis is None:
             return None
         if mark == LeafType.INDEXED_SLICES:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiodist_kernels as kernels
-from aiodist import CommunicationOptions, ReduceOp
+from aiodist import CollectiveMismatchError, CommunicationOptions, Reason, ReduceOp
 from aiodist._collectives import kinds
 from aiodist_kernels import policy
 from tests.collectives.kinds_of_values import (
@@ -137,6 +137,14 @@ async def test_subclass_of_a_number_counts_as_the_number() -> None:
     values: Any = [1, 0.5], [Level.HIGH, Celsius(2.5)]
     for found in await on_each(2, lambda: here().all_reduce("sum", values[replica()])):
         assert [(type(one), one) for one in found] == [(int, 3), (float, 3.0)]
+
+
+async def test_records_with_other_fields_are_a_mismatch() -> None:
+    values = np.zeros(2, [("a", ">i4"), ("b", "f4")]), np.zeros(2, [("a", "<i4"), ("c", "f4")])
+    with pytest.raises(CollectiveMismatchError) as caught:
+        await on_each(2, lambda: here().all_gather(values[replica()], 0))
+    assert caught.value.report.reason is Reason.DTYPE
+    assert "all_gather([('a', '<i4'), ('c', '<f4')][*], axis=0)" in str(caught.value)
 
 
 async def test_dicts_in_another_order_are_the_same_nest() -> None:

@@ -105,6 +105,8 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     # gather
     (on("gather", ONE, 0), ValueError, r"got a scalar; pass np\.array"),
     (on("gather", both(A, A.astype("f4")), 0), ValueError, "float64.*float32"),
+    (on("gather", both(A.astype(object), A.astype(object)), 0), TypeError, "got dtype object"),
+    (on("gather", both(*[np.array(["a"], np.dtypes.StringDType())] * 2), 0), TypeError, r"got dtype StringDType\(\)"),
     # destinations
     *(
         (on("extended.reduce_to", "sum", ONE, bad), error, text)
