@@ -52,16 +52,6 @@ async def all_reduced(
             assert_same_bits(result.numpy(), wanted)
 
 
-@pytest.mark.parametrize(
-    ("op", "dtype", "unloaded"), [(ReduceOp.SUM, SINGLE, False), (ReduceOp.MEAN, BFLOAT16, True)], ids=str
-)
-async def test_all_reduce_on_several_gpus(plant: Plant, op: ReduceOp, dtype: np.dtype, *, unloaded: bool) -> None:
-    machine = plant(2, unloaded=unloaded)
-    set_logical_devices("GPU:0", 2)
-    for shape in ((3, 5), (), (0,), (2, 0)):
-        await all_reduced(machine, op, dtype, [0, 0, 1], shape)
-
-
 async def test_work_that_is_done_at_once_needs_no_thread(plant: Plant) -> None:
     machine = plant(2)
     machine.driver.eager = True

@@ -20,7 +20,7 @@ from aiodist import (
     ReductionToOneDevice,
     Variable,
 )
-from tests.runtime.programs import here, mirrored, replica
+from tests.runtime.programs import here, mirrored
 from tests.strategy.test_variables import under
 from tests.workers.simulated import Job
 
@@ -65,13 +65,6 @@ async def test_broadcast_to_returns_read_only_copies() -> None:
     assert (await extended.broadcast_to(Variable([1.0]), "CPU:0")).tolist() == [1]
     alone_too = Job(1, 2).strategies[1].extended  # without the other worker
     assert (await alone_too.broadcast_to(given, "CPU:0")).tolist() == [9, 9, 9]
-
-
-async def test_reduce_to_in_a_merge_function() -> None:
-    async def merge(strategy: Any, x: Any) -> Any:
-        return await strategy.extended.reduce_to("sum", x, x)
-
-    assert (await mirrored(2).run(lambda: here().merge_call(merge, args=(replica() + 1,)))).values == (3, 3)
 
 
 async def test_update_calls_the_function_on_each_component() -> None:

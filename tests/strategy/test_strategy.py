@@ -16,7 +16,6 @@ from anyio.lowlevel import checkpoint
 
 from aiodist import (
     CommunicationOptions,
-    Mirrored,
     MirroredStrategy,
     PerReplica,
     RecordedCall,
@@ -151,26 +150,6 @@ def test_repr_names_the_devices() -> None:
 
 
 # Arguments and results of runs.
-
-
-async def test_run_and_merge_call_split_and_regroup_nests() -> None:
-    unchanged: Any = [object()]
-
-    async def program(x: int, nest: Any, *, k: Any, plain: Any) -> Any:
-        assert plain is unchanged
-        mine = {"x": x, "nest": nest, "k": k, "array": np.full(1, replica()), "seven": 7, "object": unchanged[0]}
-        merged: list[Any] = []
-        await here().merge_call(lambda _, argument: merged.append(argument), (mine,))
-        assert [found["x"].values for found in merged] == [(1, 2)] * len(merged)
-        return mine
-
-    first, deep = PerReplica([1, 2]), [PerReplica(["x", "y"]), (Mirrored([5, 5]), None)]
-    kwargs = {"k": {"p": PerReplica([None, 3])}, "plain": unchanged}
-    result = await mirrored(2).run(program, args=(first, deep), kwargs=kwargs)
-    assert (result["nest"][0].values, result["nest"][1][0].values, result["nest"][1][1]) == (("x", "y"), (5, 5), None)
-    assert (result["x"].values, result["k"]["p"].values, result["seven"].values) == ((1, 2), (None, 3), (7, 7))
-    assert [one.tolist() for one in result["array"].values] == [[0], [1]]
-    assert result["object"] is unchanged[0]
 
 
 async def test_results_of_different_structure_are_in_the_error() -> None:

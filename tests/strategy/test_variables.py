@@ -332,21 +332,6 @@ async def test_large_assignment_is_aggregated_in_a_thread(threads: list[int], me
     assert len(threads) == 1
 
 
-@pytest.mark.parametrize("size", [5, 100_000])
-async def test_unequal_values_without_aggregation_change_nothing(size: int) -> None:
-    strategy = mirrored(3)
-    v = under(strategy, np.zeros(size), name="w")
-
-    async def program() -> None:
-        await v.assign(np.full(size, 1.0 if replica() < 2 else 2.0))
-
-    with pytest.raises(ValueError, match=r"variable 'w' would get different values: replica 2's is not replica 0's"):
-        await strategy.run(program)
-    assert not v.numpy().any()
-    assert v.assign_add(np.ones(size)).numpy().all()
-    await still_works(strategy)
-
-
 @pytest.mark.parametrize(("accumulate", "expected"), [("native", 0), ("float64", 1)])
 async def test_sum_is_a_left_fold_in_replica_order_whatever_the_arrival(accumulate: Any, expected: float) -> None:
     relay = Relay([2, 0, 1])

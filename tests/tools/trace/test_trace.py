@@ -144,22 +144,6 @@ async def test_handle_that_is_never_awaited_has_no_duration_and_bytes_are_per_re
     assert found == [*gathers, *reductions, *(("barrier", replica, False, 0, False) for replica in range(3))]
 
 
-async def test_disagreement_is_marked(file: Path) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        await ctx.barrier()
-        if ctx.replica_id_in_sync_group == 2:
-            await ctx.barrier()
-        await ctx.all_reduce("SUM", 1.0)
-
-    with pytest.raises(CollectiveError) as caught, aiodist.trace(file):
-        await run(mirrored(3), program)
-    events = events_of(file)
-    (report,) = [e["args"] for e in events if e["name"] == "CollectiveMismatchError"]
-    assert report == {"run": 1, "number": 1, "suspects": [2], "text": str(caught.value.report)}
-    calls = {e["tid"] - 1: e["args"]["call"] for e in collectives(events) if e["args"]["number"] == 1}
-    assert calls == {0: "all_reduce(SUM, float)", 1: "all_reduce(SUM, float)", 2: "barrier()"}
-
-
 async def test_failure_of_a_replica_is_marked(file: Path) -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 1:
