@@ -1,4 +1,4 @@
-"""Branches and time limits in a program's source; tests/faults covers the rest."""
+"""Branches in a program's source; tests/faults covers the rest."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ async def program(ctx, odd, scope):
         with anyio.move_on_after(5), open(scope):
             await ctx.tenth()
         await ctx.eleventh()
-    with lock:
-        await ctx.twelfth()
 """
 
 
@@ -69,15 +67,6 @@ def test_branch_between_two_lines(file: str, one: str, other: str, branch: str |
     a, b = (Location(file, line(f"{name}("), "program") for name in (one, other))
     expected = None if branch is None else a._replace(line=line(branch))
     assert source.branch_between(a, b) == source.branch_between(b, a) == expected
-
-
-@pytest.mark.parametrize(
-    ("inside", "limit"),
-    [("tenth", "anyio.move_on_after(5)"), ("eleventh", "asyncio.timeout(0.02)"), ("twelfth", None), ("first", None)],
-)
-def test_time_limit_around_a_line_is_the_innermost(file: str, inside: str, limit: str | None) -> None:
-    expected = "" if limit is None else f"`{limit}` at {file}:{line(limit)}"
-    assert source.time_limit_around(file, line(f"{inside}(")) == expected
 
 
 @pytest.mark.parametrize("text", [None, "def broken(:\n", "\x00"])
