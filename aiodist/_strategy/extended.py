@@ -202,7 +202,7 @@ class StrategyExtended:
         found: list[Any] = list(pairs) if isinstance(pairs, Iterable) else [pairs]
         for pair in found:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise TypeError(f"pairs must be pairs (value, destinations), got {pair!r}")
+                raise TypeError(f"each of pairs must be a pair (value, destinations), got {pair!r}")
         goals = [_devices_of(destinations, self.devices) for _, destinations in found]
         return await combine(strategy, what, operation, [value for value, _ in found], goals)
 

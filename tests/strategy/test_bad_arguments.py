@@ -119,7 +119,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (on("extended.broadcast_to", MASKED, "CPU:0"), TypeError, "MaskedArray"),
     (on("extended.broadcast_to", ONE, "CPU:0"), TypeError, "one value for all, got a PerReplica"),
     *(
-        (on("extended.batch_reduce_to", "sum", bad), TypeError, r"must be pairs \(value, destinations\), got")
+        (on("extended.batch_reduce_to", "sum", bad), TypeError, r"must be a pair \(value, destinations\), got")
         for bad in (5, [ONE], [(ONE,)], "ab")
     ),
     # updates
