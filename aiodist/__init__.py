@@ -23,9 +23,9 @@ from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp
 
 if _journal_folder():  # this is a worker of `aiodist run`
-    from aiodist._workers.ending import note_error_at_exit
+    from aiodist._workers.ending import note_the_end
 
-    note_error_at_exit()
+    note_the_end()
 
 if typing.TYPE_CHECKING:
     from aiodist._arrays.devices import set_logical_devices

@@ -32,6 +32,7 @@ from aiodist._workers.transport import Communicator, Steps, T
 
 RENDEZVOUS_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
+_LOOK_SECONDS: Final = 1.0
 
 
 def rendezvous(
@@ -46,8 +47,9 @@ def rendezvous(
     communicator: Communicator = given
     if not hasattr(given, "iallgatherv"):
         worker = "worker 0 of 1" if launched is None else f"worker {launched.rank} of {launched.workers}"
+        folder = environment.journal_folder() if given is None else None
         with noted_rendezvous():
-            communicator = _wait_for(communicator_of(given, launched), worker)
+            communicator = _wait_for(communicator_of(given, launched), worker, folder)
         if given is None:
             check(communicator, launched)
     hello = Hello.of_this_process(devices, order_check, "ordered" if ordered else "fast")
@@ -144,10 +146,15 @@ def check(found: Communicator, launched: Launched | None) -> None:
         )
 
 
-def _wait_for(steps: Steps[T], worker: str) -> T:
-    """Block until the steps of a rendezvous are done; warn once if that takes long."""
+def _wait_for(steps: Steps[T], worker: str, folder: str | None = None) -> T:
+    """Block until the steps of a rendezvous are done; warn once if that takes long.
+
+    ``folder`` has the job's journal if all its workers must arrive. If the journal says that one of them has ended, and
+    a second later nothing more has come from it, none will.
+    """
     begun = time.monotonic()
     warn_after = environment.stall_seconds() or RENDEZVOUS_SECONDS
+    look_after, over = 0.0, set[int]()
     try:
         while True:
             request = next(steps)
@@ -158,19 +165,26 @@ def _wait_for(steps: Steps[T], worker: str) -> T:
                         f"{worker} has waited {RENDEZVOUS_SECONDS:.0f} s for the others to make their "
                         "MultiWorkerMirroredStrategy; every worker must run the same program"
                     )
+                if folder and waited >= look_after:
+                    journal, look_after = Journal(folder), waited + _LOOK_SECONDS
+                    if over & journal.over:
+                        raise RuntimeError(
+                            f"{worker} makes a MultiWorkerMirroredStrategy, and others have ended without making theirs"
+                            f"{journal.missing()}; every worker must run the same program"
+                        )
+                    over = journal.over
                 if waited >= warn_after:
                     warn_after = 2 * RENDEZVOUS_SECONDS
-                    _warn_of_absent(worker, waited)
+                    _warn_of_absent(worker, waited, Journal(folder).missing() if folder else "")
                 time.sleep(_POLL_SECONDS)
     except StopIteration as end:
         result: T = end.value
         return result
 
 
-def _warn_of_absent(worker: str, waited: float) -> None:
+def _warn_of_absent(worker: str, waited: float, missing: str) -> None:
     frame = _getframe()
     here = place_of(program_frame(frame) or frame)
-    missing = Journal(environment.journal_folder()).missing()
     warn_of_stall(
         f"{worker} has waited {waited:.3g} s to make a strategy at {shown_file(here.file)}:{here.line}, which every "
         f"worker must make{missing} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",

@@ -74,7 +74,7 @@ class Peer:
 
     Attributes:
         heard: when it last sent anything, by the monotonic clock.
-        farewell: why it leaves, once it has said so.
+        farewell: why nobody waits for it any more: what it has said, or that it is stopped.
     """
 
     def __init__(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -172,7 +172,7 @@ class TcpControl:
     def __init__(self, team: Team, hellos: Sequence[Hello], endpoint: Listener | Address) -> None:
         layout = team.layout
         self._team = weakref.ref(team)
-        self._rank = layout.rank
+        self._rank, self._worker_of = layout.rank, layout.worker_of
         self._hellos = hellos
         self._coordinator = Coordinator(layout) if self._rank == 0 else Relay(layout)
         self._probe = LoopProbe(self._ask_loop)
@@ -282,10 +282,12 @@ class TcpControl:
         self._warn_once(self._rank, self._probe.silent_seconds)
         for peer in list(self._peers.values()):
             peer.writer.write(BEAT)
+            if peer.farewell is not None:
+                continue
             silent = now - peer.heard - (self._beat_seconds - BEAT_SECONDS)
-            why = reason_stopped(self._hellos[peer.rank], silent, self._allowed)
-            if why is not None:
-                self._lose(peer.rank, why)
+            peer.farewell = reason_stopped(self._hellos[peer.rank], silent, self._allowed)
+            if peer.farewell is not None:  # the connection stays, so that the worker learns of it if it continues
+                self._route(self._coordinator.lose(peer.rank, peer.farewell))
             else:
                 self._warn_once(peer.rank, silent)
         if self._team() is None:  # the program has dropped the strategy
@@ -338,7 +340,7 @@ class TcpControl:
     def _deliver(self, message: Message) -> None:
         """Give this worker a message from the coordinator."""
         if isinstance(message, Report):
-            ending.shared_reports.append(message.report)
+            ending.share(message.report, self._worker_of)
         elif isinstance(message, Lost) and message.why != ENDED:
             ending.losses.append(message.why)
         team = self._team()

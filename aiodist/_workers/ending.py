@@ -15,6 +15,7 @@ from typing import Any, Final
 from aiodist._arrays import environment
 from aiodist._core.errors import CollectiveError, WorkerLostError
 from aiodist._core.report import CollectiveReport
+from aiodist._core.terms import ReplicaState
 from aiodist._core.text import error_line
 from aiodist._workers.journal import ENDED, Journal, note
 
@@ -23,8 +24,14 @@ _POLL_SECONDS: Final = 0.1
 losses: Final[list[str]] = []
 """Why other workers were lost."""
 
-shared_reports: Final[list[CollectiveReport]] = []
-"""The reports that all workers were given."""
+shared_reports: Final[list[tuple[CollectiveReport, int]]] = []
+"""The reports that all workers were given, and the worker that shows each in full."""
+
+
+def share(report: CollectiveReport, worker_of: Callable[[int], int]) -> None:
+    """Have the worker of the first replica that waits show a report in full: others may be elsewhere and never do."""
+    waiting = (each.replica_id for each in report.replicas if each.state is ReplicaState.WAITING)
+    shared_reports.append((report, worker_of(next(waiting, 0))))
 
 
 def _last_error() -> BaseException | None:
@@ -32,19 +39,19 @@ def _last_error() -> BaseException | None:
     return getattr(sys, "last_value", None)
 
 
-def note_error_at_exit() -> None:
-    """Tell the launcher of an error that ends this worker's program.
+def note_the_end() -> None:
+    """Note at exit that this worker's program has ended, and whether with an error.
 
     If the program lets mpi4py initialise MPI, mpi4py also finalises it, after all that Python calls at exit, and may
     wait there forever for the other workers.
     """
     worker = os.getpid()
 
-    def note_error() -> None:
-        if os.getpid() == worker and _last_error() is not None:
-            note("failed", 1)
+    def note_it() -> None:
+        if os.getpid() == worker:
+            note("over", int(_last_error() is not None))
 
-    atexit.register(note_error)
+    atexit.register(note_it)
 
 
 def farewell() -> str:
@@ -53,27 +60,25 @@ def farewell() -> str:
     return ENDED if error is None else f"{ENDED}: {error_line(error)}"
 
 
-def _is_shared(error: CollectiveError) -> bool:
-    """Return whether the first worker has this error, too: a common report, or the loss of another worker."""
-    if isinstance(error, WorkerLostError):
-        return error.__cause__ is None and min(error.report.suspects, default=0) > 0
-    return any(error.report is report for report in shared_reports)
+def _shown_by(error: CollectiveError, rank: int) -> int:
+    """Return the worker that shows an error of this one in full."""
+    if isinstance(error, WorkerLostError):  # the first worker has it, too, unless that is the one that is lost
+        return 0 if error.__cause__ is None and min(error.report.suspects, default=0) > 0 else rank
+    return next((worker for report, worker in shared_reports if report is error.report), rank)
 
 
 @cache
 def shorten_reports(rank: int) -> None:
-    """Show an error that all workers raise in one line, except on the first worker, which shows it in full."""
+    """Show an error that several workers raise in one line, except on the one that shows it in full."""
     show = sys.excepthook
-    if rank == 0:
-        return
 
     def show_briefly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         inner = error
         while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
             inner = inner.exceptions[0]
-        if isinstance(inner, CollectiveError) and _is_shared(inner):
+        if isinstance(inner, CollectiveError) and (other := _shown_by(inner, rank)) != rank:
             first = str(inner).partition("\n")[0]
-            line = f"{type(inner).__name__}: {first} (worker {rank}; the first worker shows more)\n"
+            line = f"{type(inner).__name__}: {first} (worker {rank}; worker {other} shows more)\n"
             sys.stderr.write(line)  # at once
         else:
             show(kind, error, trace)
@@ -93,6 +98,7 @@ def finalise(mpi: Any, worker: int) -> None:
         return
     if mpi.COMM_WORLD.Get_size() > 1 and (_last_error() is not None or losses):
         return
+    note("over", 0)
     notes, call = environment.journal_folder(), library_function(mpi, "MPI_Finalize")
     if notes is None or call is None:
         mpi.Finalize()

@@ -1,4 +1,4 @@
-"""The journal of a job of `aiodist run`: which workers have started, wait for the others, have failed or ended.
+"""The journal of a job of `aiodist run`: which workers have started, wait for the others, and have ended.
 
 It is a file to which the processes of a job append what the launcher must know, because an engine that waits for a
 worker does not say which one is missing. Each line has a kind, a worker's process id and a number:
@@ -6,7 +6,7 @@ worker does not say which one is missing. Each line has a kind, a worker's proce
     started PROCESS RANK    written by the worker's agent, `aiodist._tools.agent`
     ended PROCESS CODE      likewise
     waits PROCESS 1         the worker waits for the others to make a strategy; 0: no longer
-    failed PROCESS 1        its program has ended with an error; the process may wait in MPI_Finalize forever
+    over PROCESS 1          its program has ended, with an error; 0: without. The process may wait in MPI_Finalize
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Journal:
         started: by process, the ranks.
         ended: by process, the exit codes, in the order in which the workers have ended.
         waiting: the processes that wait to make a strategy.
-        failed: the processes whose programs have ended with an error.
+        over: the processes whose programs have ended, or that have ended themselves.
     """
 
     def __init__(self, folder: str | None) -> None:
@@ -59,7 +59,9 @@ class Journal:
                 numbers[kind][int(process)] = int(number)
         self.started, self.ended = numbers["started"], numbers["ended"]
         self.waiting = {process for process, waits in numbers["waits"].items() if waits}
-        self.failed = numbers["failed"].keys() & self.started.keys()  # without a worker's own children
+        programs = {pid: error for pid, error in numbers["over"].items() if pid in self.started}  # no worker's children
+        self.over = programs.keys() | self.ended.keys()
+        self._has_failed = any(programs.values())
 
     def failure(self) -> int:
         """Return the exit code of the first worker that failed by itself; 0 if none did.
@@ -67,11 +69,11 @@ class Journal:
         The others fail because of it, perhaps before it has ended, with an exception and so with code 1.
         """
         codes = [code for code in self.ended.values() if code]
-        return next((code for code in codes if code != 1), 1 if codes or self.failed else 0)
+        return next((code for code in codes if code != 1), 1 if codes or self._has_failed else 0)
 
     def missing(self) -> str:
         """Return the workers that have not reached a rendezvous, as the end of a sentence."""
         absent = sorted((rank, process) for process, rank in self.started.items() if process not in self.waiting)
-        does = ((rank, pid, ENDED if pid in self.ended else "has not arrived") for rank, pid in absent)
+        does = ((rank, pid, ENDED if pid in self.over else "has not arrived") for rank, pid in absent)
         workers = [f"worker {rank} (process {pid} on {platform.node()}) {what}" for rank, pid, what in does]
         return f"; {', '.join(workers)}" if workers else ""

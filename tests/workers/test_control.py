@@ -23,9 +23,11 @@ import pytest
 
 from aiodist._arrays import environment
 from aiodist._core.call import Call, OrderCheck, Place
+from aiodist._core.errors import CollectiveTimeoutError
 from aiodist._core.ledger import Ledger
+from aiodist._core.report import CollectiveReport, ReplicaReport
 from aiodist._core.snapshot import Snapshot
-from aiodist._core.terms import ReplicaState
+from aiodist._core.terms import Reason, ReplicaState
 from aiodist._workers import admission, ending
 from aiodist._workers.admission import MAX_PENDING, Address, Listener, connect, own_address, proof
 from aiodist._workers.control import (
@@ -325,12 +327,39 @@ class Worker:
         self.driver = SimpleNamespace(ask_loop=lambda _: False)
 
 
+def test_stopped_worker_learns_why_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may continue later, when the others have ended because of it."""
+    monkeypatch.setattr(ending, "losses", [])
+    reason = lambda hello, *_: "is stopped" if hello.machine == "there" else None  # noqa: E731
+    monkeypatch.setattr("aiodist._workers.control.reason_stopped", reason)
+    workers = connected_workers()
+    for worker, _ in workers:
+        assert worker.delivered.get(timeout=60) == Lost(1, "is stopped")
+    for _, connection in workers:
+        connection.close()
+
+
+def test_report_is_shown_in_full_by_the_first_worker_that_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ending, "shared_reports", [])
+    states = [ReplicaState.RUNNING, ReplicaState.FAILED, ReplicaState.WAITING, ReplicaState.WAITING]
+    replicas = tuple(ReplicaReport(i, "CPU:0", state) for i, state in enumerate(states))
+    error = CollectiveTimeoutError(CollectiveReport(Reason.TIMEOUT, 0, replicas, (0, 1), "timed out\nmore"))
+    ending.share(error.report, Layout(0, [["CPU:0"] * 2] * 2).worker_of)
+    for rank in (0, 1):
+        monkeypatch.setattr(sys, "excepthook", lambda *_: sys.stderr.write("in full\n"))
+        ending.shorten_reports.__wrapped__(rank)
+        sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err == "CollectiveTimeoutError: timed out (worker 0; worker 1 shows more)\nin full\n"
+
+
 def connected_workers() -> list[tuple[Worker, TcpControl]]:
     """Return two workers connected by TCP."""
     opened, teams = Listener(hellos("here", "here")), [Worker(0), Worker(1)]
 
     def connected(team: Any) -> TcpControl:
-        return TcpControl(team, hellos("here", "here"), opened if team.layout.rank == 0 else opened.address)
+        return TcpControl(team, hellos("here", "there"), opened if team.layout.rank == 0 else opened.address)
 
     with ThreadPoolExecutor() as threads:
         return list(zip(teams, threads.map(connected, teams), strict=True))

@@ -15,6 +15,7 @@ import pytest
 from aiodist import MultiWorkerMirroredStrategy
 from aiodist._arrays import environment
 from aiodist._arrays.environment import Launched
+from aiodist._workers import bootstrap
 from aiodist._workers.bootstrap import check
 from aiodist._workers.journal import Journal, noted_rendezvous
 
@@ -140,6 +141,16 @@ def test_workers_that_do_not_wait_are_missing_from_a_rendezvous(tmp_path: Path) 
     absent = r"; worker 1 \(process 8 on .*\) has not arrived, worker 2 \(process 9 on .*\) has ended"
     assert re.fullmatch(absent, found.missing())
     assert journal(tmp_path, "started 7 0", "waits 7 1").missing() == ""
+
+
+@pytest.mark.parametrize("last", ["ended 8 0", "over 8 0"])
+def test_worker_that_ends_without_making_a_strategy_is_an_error_of_the_others(
+    last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "_LOOK_SECONDS", 0.0)
+    journal(tmp_path, "started 7 0", "started 8 1", "waits 7 1", last)
+    with pytest.raises(RuntimeError, match=r"worker 0 of 2 makes .*; worker 1 \(process 8 on .*\) has ended; every"):
+        bootstrap._wait_for(iter([SimpleNamespace(test=lambda: False)]), "worker 0 of 2", str(tmp_path))  # type: ignore[arg-type]
 
 
 def test_rendezvous_is_noted_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
