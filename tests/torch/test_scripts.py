@@ -479,7 +479,7 @@ def total(x):
     dist.all_reduce(x)
     return x + 1
 total(torch.ones(2 + (rank == 0)))
-""", "shape", [0], ["py:5 in total"]),
+""", "shape", [0], ["script.py:5"]),
     "nobody receives": ("if rank == 0:\n    dist.isend(torch.ones(2), 1)", "unmatched", [0, 1], ["py:5"]),
     "both send first": ("if rank < 2:\n    dist.send(torch.ones(2), 1 - rank)\n    dist.recv(torch.ones(2), 1 - rank)",
                         "cycle", [0, 1], ["py:5"]),
