@@ -102,7 +102,6 @@ class Process:
             encoded = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
             main, states = ModuleType("__main__"), _random_states(seed * size + rank)
             self._states.append(_State([], {**_ENVIRONMENT, **encoded}, {"__main__": main}, {}, states))
-
         self._give_each_rank(_ATTRIBUTES)
 
     def _give_each_rank(self, attributes: Iterable[tuple[Any, str]]) -> None:
