@@ -68,7 +68,19 @@ class BlockedLoop:
         return loop is not None and loop.is_closed()
 
     def check(self) -> None:
-        """Check, in the watching thread, whether one step has held up the loop for a second."""
+        """Check, in the watching thread, whether one step has held up the loop for a second.
+
+        On asyncio a callback is scheduled that runs before the task's next step. This releases the interpreter lock, so
+        it comes last: a frame that is held meanwhile would keep alive what the program has released.
+        """
+        self._look()
+        loop, (step, *_) = self._loop(), self._before
+        if loop is not None and step is not None and self._sent == self._arrived:
+            self._sent += 1
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._arrive)
+
+    def _look(self) -> None:
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001  (documented, despite its name)
         if frame is None:
             return
@@ -93,7 +105,7 @@ class BlockedLoop:
     def step_in(self, frame: FrameType) -> tuple[Any, object]:
         """Return the task that runs, and a value that changes with its next step; None for both if no task runs.
 
-        On trio a task counts its steps. On asyncio a callback is scheduled, which runs before the task's next step.
+        On trio a task counts its steps; on asyncio the callbacks that have run tell them apart, see `check`.
         """
         loop = self._loop()
         if loop is None:
@@ -103,13 +115,7 @@ class BlockedLoop:
                     return task, None if task is None else (ref(task), getattr(task, "_schedule_points", object()))
             return None, None
         task = asyncio.current_task(loop)  # not from the frames, which go on while they are read
-        if task is None:
-            return None, None
-        if self._sent == self._arrived:
-            self._sent += 1
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._arrive)
-        return task, (ref(task), self._arrived)
+        return task, None if task is None else (ref(task), self._arrived)
 
     def _arrive(self) -> None:
         self._arrived = self._sent

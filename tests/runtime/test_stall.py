@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mappi
 from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import anyio
 import pytest
@@ -534,6 +535,8 @@ async def test_what_may_end_a_wait_makes_it_a_warning(program: Any, beside: Any,
 
 # A replica that holds up the event loop.
 
+locked = pytest.mark.skipif(not can_read_other_threads(), reason="frames of other threads cannot be read")
+
 
 class LoopThread:
     """Watches the thread that makes it, on a clock that a test controls."""
@@ -597,15 +600,35 @@ async def test_replica_that_holds_up_the_loop_is_named_with_its_line(
         assert re.match(r"replica 1 has held up the event loop for more than a second at \S*test_stall.py:\d+: ", text)
 
 
+@locked
+async def test_look_at_the_loop_keeps_nothing_of_the_program_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, looked, over = asyncio.get_running_loop(), threading.Event(), threading.Event()
+
+    def schedule(_: Any) -> None:  # the program may continue meanwhile
+        looked.set()
+        assert over.wait(60)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", schedule)
+    looker = threading.Thread(target=BlockedLoop(lambda: loop, lambda *_: None).check)
+
+    def step() -> ref[Any]:
+        local = threading.Event()
+        looker.start()
+        assert looked.wait(60)
+        return ref(local)
+
+    left = step()()
+    over.set()
+    looker.join()
+    assert left is None
+
+
 # Real threads and timers.
 
 
 @pytest.fixture
 def new_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "_watches", {})
-
-
-locked = pytest.mark.skipif(not can_read_other_threads(), reason="frames of other threads cannot be read")
 
 
 def test_loop_is_not_watched_without_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:
