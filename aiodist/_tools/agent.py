@@ -30,7 +30,7 @@ from typing import IO, Final
 
 _POLL_SECONDS: Final = 0.05
 _KILL_SECONDS: Final = 2.0
-_LAST_LINES_SECONDS: Final = 1.0
+_LAST_LINES_SECONDS: Final = 3.0
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -68,11 +68,13 @@ def main(journal: Path, workers: int, rank: int, command: Sequence[str]) -> int:
         with suppress(subprocess.TimeoutExpired):
             worker.wait(_POLL_SECONDS)
     code = worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
-    _note(journal, f"ended {worker.pid} {0 if received else code}")  # a worker that was asked to end has not failed
     kill_children()
     until = time.monotonic() + _LAST_LINES_SECONDS
     for thread in output:
         thread.join(max(0.0, until - time.monotonic()))
+    # Only now, because the other agents may end then, and with them all of the job. A worker that was asked to end has
+    # not failed.
+    _note(journal, f"ended {worker.pid} {0 if received else code}")
     with suppress(OSError):  # the launcher is gone, and the journal with it
         while code and not received and os.getppid() == parent and journal.read_text().count("\nended ") < workers:
             time.sleep(_POLL_SECONDS)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist._tools import launch
+from aiodist._tools import agent, launch
 from tests.tools.command import environment, exit_code
 from tests.tools.jobs import LIMIT_SECONDS, Jobs
 
@@ -45,6 +45,21 @@ def test_exit_code_arguments_and_whole_lines_of_output_are_forwarded(
         lines = [rf"\[{rank}\] {line}" for rank in range(workers) for line in lines]
     for line in lines:
         assert len(re.findall(f"^{line}$", job.output, re.MULTILINE)) == 1, job.output
+
+
+def test_worker_has_ended_only_once_its_output_is_forwarded(tmp_path: Path) -> None:
+    """Agents of failed workers end when all workers have ended, and then Open MPI kills the other agents."""
+    program = "import subprocess; print(subprocess.Popen(['sleep', '60'], stdout=2).pid, 'x' * 200_000)"
+    command = [sys.executable, agent.__file__, str(tmp_path), "2", sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(PMI_RANK="1")) as process:
+        assert process.stdout is not None
+        child = process.stdout.read(100).split()[1].decode()
+        while Path("/proc", child).exists():  # until the agent has seen the worker's end, and killed what it left
+            continue
+        journal = tmp_path / "journal"
+        assert "ended" not in journal.read_text()  # as a pipe does not hold the line
+        assert process.stdout.read().endswith(b"xx\n")
+    assert "ended" in journal.read_text()
 
 
 def test_child_process_older_than_the_job_outlives_it() -> None:
