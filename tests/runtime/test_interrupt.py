@@ -91,7 +91,7 @@ def _interrupted(program: str, loop: str, times: int = 1) -> str:
     lines = errors.splitlines()
     assert "KeyboardInterrupt" in lines
     assert len(lines) < 60
-    for word in ("never awaited", "destroyed", "never retrieved", "Group"):
+    for word in ("never awaited", "destroyed", "never retrieved", "ExceptionGroup", "Exception Group"):
         assert word not in errors
     return errors
 
