@@ -267,9 +267,9 @@ class TcpControl:
             why = f"is cut off: {error}"
         if self._peers.get(peer.rank) is not peer:  # this worker has closed the connection
             return
-        if peer.farewell is None:
+        if peer.farewell is None and not self._leaving.is_set():
             self._lose(peer.rank, why)
-        else:  # it is lost a little later, when what it has sent to others has arrived, too
+        else:  # it leaves because this worker does, or is lost a little later, when what it has sent has arrived, too
             self._peers.pop(peer.rank).writer.transport.abort()
 
     # Heartbeats.

@@ -4,7 +4,7 @@ It is a file to which the processes of a job append what the launcher must know,
 worker does not say which one is missing. Each line has a kind, a worker's process id and a number:
 
     started PROCESS RANK    written by the worker's agent, `aiodist._tools.agent`
-    ended PROCESS CODE      likewise
+    ended PROCESS CODE      likewise, once its output is forwarded
     waits PROCESS 1         the worker waits for the others to make a strategy; 0: no longer
     over PROCESS 1          its program has ended, with an error; 0: without. The process may wait in MPI_Finalize
 """

@@ -42,7 +42,7 @@ from aiodist._workers.control import (
 )
 from aiodist._workers.coordinator import Coordinator, Relay
 from aiodist._workers.layout import Hello, Layout, layout_of
-from aiodist._workers.messages import Ask, Lost, Message, Query, Trouble, Waiting
+from aiodist._workers.messages import Ask, Farewell, Lost, Message, Query, Trouble, Waiting
 from aiodist._workers.record import resolved
 
 
@@ -320,8 +320,8 @@ def test_heartbeats_and_truncated_messages_are_skipped() -> None:
 class Worker:
     """Stands for a `Team`: keeps the messages that the control connection delivers."""
 
-    def __init__(self, rank: int) -> None:
-        self.layout = Layout(rank, [("CPU:0",), ("CPU:0",)])
+    def __init__(self, rank: int, workers: int = 2) -> None:
+        self.layout = Layout(rank, [("CPU:0",)] * workers)
         self.delivered: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.post = self.delivered.put
         self.driver = SimpleNamespace(ask_loop=lambda _: False)
@@ -391,6 +391,30 @@ def test_worker_whose_program_drops_the_strategy_leaves_the_others(monkeypatch: 
     assert dropped() is None
     assert first.delivered.get(timeout=60) == Lost(1, "has ended")
     control.close()
+
+
+def test_worker_that_leaves_because_the_first_one_does_is_not_called_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "losses", [])
+    monkeypatch.setattr(ending, "farewell", lambda: "has ended: ValueError: bad data")
+    machines = hellos("here", "here", "here")
+    opened, first, last = Listener(machines), Worker(0, 3), Worker(2, 3)
+
+    async def leave() -> None:
+        peer = Peer(0, *(await connect(opened.address, 1))[0])
+        while not isinstance(await peer.receive(), Farewell):
+            pass
+        peer.writer.transport.abort()
+
+    def connected(team: Any) -> TcpControl:
+        return TcpControl(team, machines, opened if team is first else opened.address)
+
+    with ThreadPoolExecutor() as threads:
+        left = threads.submit(asyncio.run, leave())
+        controls = list(threads.map(connected, [first, last]))
+        controls[0].close()
+        left.result()
+    assert last.delivered.get(timeout=60) == Lost(0, "has ended: ValueError: bad data")
+    controls[1].close()
 
 
 def test_coordinator_that_hears_of_an_ended_replica_knows_that_it_made_a_group_before() -> None:
